@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,6 @@ from support.servers.cluster import TAG, cluster, in_slot
 from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
-from support.shown import STARTED
 from support.waiting import eventually
 from support.workers.cli import Result, run_superfetch, superfetch_here
 from support.workers.worker import TESTS, Beat, Worker, app_env
@@ -35,6 +35,8 @@ pytest_plugins = ["support.fixtures", "model.play"]
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
 # tests empty its databases.
 EXTERNAL = os.environ.get("SUPERFETCH_TEST_URL")
+#: Where a test notes the processes it has started.
+STARTED = pytest.StashKey[list[Process]]()
 #: Folders in which whole workers run, and die.
 WHOLE = {"workers", "evidence"}
 OLDER = "the checkout was installed before it had these entry points: pip install --no-deps -e ."
@@ -188,15 +190,8 @@ def ledger(url: str, server: Server | ExternalServer) -> Iterator[Ledger]:
 @pytest.fixture
 def fresh_server() -> Iterator[Callable[..., Server]]:
     """`fresh_server(appendonly=True)`: a server of the test's own, to do with as it likes."""
-    started: list[Server] = []
-
-    def start(**options: Any) -> Server:
-        started.append(Server(**options))
-        return started[-1].start()
-
-    yield start
-    for own in started:
-        own.close()
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(Server(**options))
 
 
 @pytest.fixture(autouse=True)
@@ -232,43 +227,49 @@ def remember(request: pytest.FixtureRequest) -> Callable[[Process], None]:
     return request.node.stash.setdefault(STARTED, []).append
 
 
+@pytest.fixture
+def keep(remember: Callable[[Process], None]) -> Iterator[Callable[[Any], Any]]:
+    """`keep(process)`: it ends with the test; its log is shown when the test fails."""
+    with ExitStack() as stack:
+
+        def to_the_end(process: Any) -> Any:
+            remember(process)
+            return stack.enter_context(process)
+
+        yield to_the_end
+
+
 APP_SETTINGS = ("superfetch", "options", "conf", "url", "ledger_url", "result_url")
 
 
 def _starter(
     kind: type[Any],
-    request: pytest.FixtureRequest,
+    keep: Callable[[Any], Any],
     env: Callable[..., dict[str, str]],
     directory: Path,
-) -> Iterator[Callable[..., Any]]:
-    started: list[Process] = []
-
+) -> Callable[..., Any]:
     def start(*, ready: bool = True, **settings: Any) -> Any:
         about_app = {name: settings.pop(name) for name in APP_SETTINGS if name in settings}
         extra_env = settings.pop("env", {})
-        process = kind({**env(**about_app), **extra_env}, directory=directory, **settings)
-        started.append(process)
-        request.node.stash.setdefault(STARTED, []).append(process)
+        process = keep(kind({**env(**about_app), **extra_env}, directory=directory, **settings))
         return process.wait_ready() if ready else process
 
-    yield start
-    for process in started:
-        process.close()
+    return start
 
 
 @pytest.fixture
 def worker(
-    request: pytest.FixtureRequest, env: Callable[..., dict[str, str]], tmp_path: Path
-) -> Iterator[Callable[..., Worker]]:
+    keep: Callable[[Any], Any], env: Callable[..., dict[str, str]], tmp_path: Path
+) -> Callable[..., Worker]:
     """`worker(pool="threads", concurrency=4, options={...}, host=Host("a"), ready=False, ...)`."""
-    yield from _starter(Worker, request, env, tmp_path)
+    return _starter(Worker, keep, env, tmp_path)
 
 
 @pytest.fixture
 def beat(
-    request: pytest.FixtureRequest, env: Callable[..., dict[str, str]], tmp_path: Path
-) -> Iterator[Callable[..., Beat]]:
-    yield from _starter(Beat, request, env, tmp_path)
+    keep: Callable[[Any], Any], env: Callable[..., dict[str, str]], tmp_path: Path
+) -> Callable[..., Beat]:
+    return _starter(Beat, keep, env, tmp_path)
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import random
 
 import pytest
 
-from support.shown import STARTED
-from support.workers.fleet import SOCKET_TIMEOUT, Fleet
+from support.workers.fleet import SOCKET_TIMEOUT
 from support.workers.troubles import TROUBLES
 
 #: Troubles of one run.
@@ -27,20 +26,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(first, first + runs))
 
 
-def test_connection_troubles_lose_nothing_and_run_nothing_twice(
-    request, server, ledger, tmp_path, seed
-):
+def test_connection_troubles_lose_nothing_and_run_nothing_twice(make_fleet, seed):
     dice = random.Random(seed)
     told: list[str] = []
-    with Fleet(server.url(), ledger, tmp_path) as fleet:
-        request.node.stash[STARTED] = list(fleet.workers.values())
-        with fleet.load(f"run{seed}", seed, every=0.04) as load:
-            load.wait_progress(1)
-            for name in dice.choices(list(TROUBLES), k=TROUBLES_EACH):
-                told.append(name)
-                TROUBLES[name](fleet, dice)
-                # Sometimes the next one comes before everybody has got over this one.
-                if dice.random() < 0.7:
-                    load.wait_progress(1, within=SOCKET_TIMEOUT * 15)
-            fleet.check(load, within=90, answers=False)
-        print(f"seed {seed}: {len(load.published)} jobs; {', '.join(told)}")
+    fleet = make_fleet()
+    with fleet.load(f"run{seed}", seed, every=0.04) as load:
+        load.wait_progress(1)
+        for name in dice.choices(list(TROUBLES), k=TROUBLES_EACH):
+            told.append(name)
+            TROUBLES[name](fleet, dice)
+            # Sometimes the next one comes before everybody has got over this one.
+            if dice.random() < 0.7:
+                load.wait_progress(1, within=SOCKET_TIMEOUT * 15)
+        fleet.check(load, within=90, answers=False)
+    print(f"seed {seed}: {len(load.published)} jobs; {', '.join(told)}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from celery_superfetch.store.wire.scripts import source
+from support.process import Process
 from support.servers.faults import (
     command,
     kill_connections,
@@ -22,7 +23,6 @@ from support.servers.faults import (
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.proxy import Words
 from support.servers.server import ExternalServer, Server
-from support.shown import STARTED
 from support.waiting import always, eventually
 from support.workers.fleet import SOCKET_TIMEOUT, Fleet
 
@@ -52,9 +52,10 @@ def fleets(
 
 
 @pytest.fixture
-def fleet(request: pytest.FixtureRequest, fleets: Callable[[], Fleet]) -> Fleet:
+def fleet(remember: Callable[[Process], None], fleets: Callable[[], Fleet]) -> Fleet:
     found = fleets()
-    request.node.stash[STARTED] = list(found.workers.values())
+    for worker in found.workers.values():
+        remember(worker)
     return found
 
 
@@ -126,20 +127,20 @@ def test_single_replies_and_commands_are_lost(fleet):
 # -- the controls
 
 
-def test_stock_runs_a_job_twice_when_its_connection_is_cut(small):
-    fleet = small(pools={"prefork": 2}, superfetch=False)
+def test_stock_runs_a_job_twice_when_its_connection_is_cut(make_fleet):
+    fleet = make_fleet(pools={"prefork": 2}, superfetch=False)
     with fleet.load("stock") as load:
         load.wait_progress()
         kill_connections(fleet.server.client())
         eventually(lambda: fleet.ledger.runs()["stock-prefork-held"] == 2)
 
 
-def without(safety: str, small: Callable[..., Fleet]) -> Fleet:
-    return small(pools={"threads": 2}, env={"WITHOUT": safety})
+def without(safety: str, make_fleet: Callable[..., Fleet]) -> Fleet:
+    return make_fleet(pools={"threads": 2}, env={"WITHOUT": safety})
 
 
-def test_a_lost_claim_that_nobody_looks_for_is_stranded(small):
-    fleet = without("lost_claims", small)
+def test_a_lost_claim_that_nobody_looks_for_is_stranded(make_fleet):
+    fleet = without("lost_claims", make_fleet)
     done = fleet.proxy.cut_at(of("threads", command("BLMOVE")), nth=8, reply_lost=True)
     note = fleet.app.tasks["shop.note"]
     names = [f"job-{n}" for n in range(100)]
@@ -154,8 +155,8 @@ def test_a_lost_claim_that_nobody_looks_for_is_stranded(small):
     assert fleet.db.owner_of(name)
 
 
-def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(small):
-    fleet = without("lost_acks", small)
+def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(make_fleet):
+    fleet = without("lost_acks", make_fleet)
     note = fleet.app.tasks["shop.note"]
     done = fleet.proxy.cut_at(script(source("ack")), reply_lost=False)
     for name in ("job", "next"):
@@ -165,8 +166,8 @@ def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(small):
     always(lambda: fleet.db.owner_of("job"), during=1)
 
 
-def test_what_runs_and_is_given_back_runs_twice(small):
-    fleet = without("running", small)
+def test_what_runs_and_is_given_back_runs_twice(make_fleet):
+    fleet = without("running", make_fleet)
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="threads")
     eventually(lambda: fleet.ledger.starts().get("job"))
     kill_connections(fleet.server.client())

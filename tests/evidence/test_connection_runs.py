@@ -22,10 +22,12 @@ def cancelled(worker: Worker, load: Load) -> Counter[str]:
     return Counter(load.ids[found] for found in ids)
 
 
-def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(small):
+def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(make_fleet):
     """Threads cannot be cancelled: what runs there goes on, and must not be requeued."""
     pools = {"prefork": 2, "threads": 2, "gevent": 4}
-    fleet = small(pools=pools, conf={"worker_cancel_long_running_tasks_on_connection_loss": True})
+    fleet = make_fleet(
+        pools=pools, conf={"worker_cancel_long_running_tasks_on_connection_loss": True}
+    )
     expected = [f"cancel-{pool}-held" for pool in ("prefork", "gevent")]
     with fleet.load("cancel") as load:
 
@@ -50,12 +52,12 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(small):
 
 
 @pytest.mark.parametrize("without", ["", "settling"])
-def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(small, without):
+def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(make_fleet, without):
     """Of two that were to be cancelled, one ended while the worker dealt with the other. The
     control: its job stays with the worker."""
     conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
     env = {"HAPPENS": "slow_acks", "WITHOUT": without}
-    fleet = small(pools={"gevent": 2}, conf=conf, env=env)
+    fleet = make_fleet(pools={"gevent": 2}, conf=conf, env=env)
     ledger, log = fleet.ledger, fleet.workers["gevent"].log
     for job in ("one", "two"):
         fleet.app.tasks["shop.hold"].apply_async((job,), queue="gevent")
@@ -76,8 +78,8 @@ def test_a_greenlet_that_has_ended_is_not_killed_while_it_acks(small, without):
     assert sorted(ledger.runs()[job] for job in ("one", "two")) == [1, 2]
 
 
-def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(small):
-    fleet = small(pools={"gevent": 2})
+def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(make_fleet):
+    fleet = make_fleet(pools={"gevent": 2})
     fleet.app.tasks["shop.hold"].apply_async(("job",), queue="gevent")
     eventually(lambda: fleet.ledger.starts().get("job"))
     fleet.proxy.refuse()
@@ -96,8 +98,8 @@ OF_THE_CHILD = "cannot leave this worker yet"
 OF_EITHER = f"{OF_THE_CHILD}|Trying again in"
 
 
-def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(small):
-    fleet = small(pools={"prefork": 1})
+def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_than_that(make_fleet):
+    fleet = make_fleet(pools={"prefork": 1})
     worker = fleet.workers["prefork"]
     for attempt in range(1, 9):
         job = f"job{attempt}"
@@ -123,8 +125,8 @@ def test_a_child_that_is_lost_while_the_server_is_away_costs_its_job_no_more_tha
     pytest.fail("it never learned of its child before it connected again")
 
 
-def test_a_worker_whose_children_have_died_at_once_connects_again(small):
-    fleet = small(pools={"prefork": 4})
+def test_a_worker_whose_children_have_died_at_once_connects_again(make_fleet):
+    fleet = make_fleet(pools={"prefork": 4})
     worker = fleet.workers["prefork"]
     dead = worker.children()
     # Asleep, it learns of all of them in one turn of its loop.
@@ -140,8 +142,8 @@ def test_a_worker_whose_children_have_died_at_once_connects_again(small):
     assert fleet.ledger.runs()["job"] == 1
 
 
-def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(small):
-    fleet = small(pools={"prefork": 1})
+def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(make_fleet):
+    fleet = make_fleet(pools={"prefork": 1})
     worker = fleet.workers["prefork"]
     hold: Any = fleet.app.tasks["shop.hold"]
     [child] = worker.children()
@@ -178,10 +180,10 @@ def test_a_job_that_came_too_late_to_its_child_outlasts_two_lost_connections(sma
 
 
 @pytest.mark.parametrize("without", ["", "half_a_result"])
-def test_a_result_that_was_read_in_part_is_read_on(small, without):
+def test_a_result_that_was_read_in_part_is_read_on(make_fleet, without):
     """The connection is lost in between. The control: it is never acked."""
     env = {"HAPPENS": "slow_results", "WITHOUT": without}
-    fleet = small(pools={"prefork": 1}, env=env)
+    fleet = make_fleet(pools={"prefork": 1}, env=env)
     fleet.app.tasks["shop.fail"].apply_async(("x" * 20_000,), queue="prefork")
     eventually(lambda: fleet.ledger.starts().get("result"), message="a part of it is sent")
     kill_connections(fleet.server.client())

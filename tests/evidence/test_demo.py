@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,17 +45,10 @@ class Demo(Process):
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+def demo(keep: Callable[[Any], Any], tmp_path: Path) -> Callable[..., Demo]:
     """`demo("--url", url)`: started, not waited for."""
-    started: list[Demo] = []
-
-    def start(*options: str) -> Demo:
-        started.append(Demo(tmp_path / f"demo-{len(started)}.log", *options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
+    numbers = itertools.count()
+    return lambda *options: keep(Demo(tmp_path / f"demo-{next(numbers)}.log", *options))
 
 
 @pytest.fixture

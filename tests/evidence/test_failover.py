@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import celery
@@ -39,15 +40,8 @@ JOBS = 600
 @pytest.fixture
 def start() -> Iterator[Callable[[Replicated], Replicated]]:
     """`start(Replicated())`"""
-    started: list[Replicated] = []
-
-    def up(group: Replicated) -> Replicated:
-        started.append(group)
-        return group.start()
-
-    yield up
-    for group in started:
-        group.close()
+    with ExitStack() as stack:
+        yield stack.enter_context
 
 
 def place_of(group: Replicated, url: str, **settings: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -49,26 +49,24 @@ def value(found: Samples, name: str, **labels: str) -> float | None:
 
 @pytest.fixture
 def exporter(
-    env: Callable[..., dict[str, str]], tmp_path: Path
-) -> Iterator[Callable[..., tuple[Process, str]]]:
+    env: Callable[..., dict[str, str]], keep: Callable[[Any], Any], tmp_path: Path
+) -> Callable[..., tuple[Process, str]]:
     """`exporter(url=...)`: a real one, and where it is."""
-    started: list[Process] = []
 
     def start(**settings: Any) -> tuple[Process, str]:
-        process = Process(
-            superfetch_command("metrics", "--port", "0"),
-            log=tmp_path / "metrics.log",
-            env=process_env(env(**settings)),
-            cwd=tmp_path,
+        process = keep(
+            Process(
+                superfetch_command("metrics", "--port", "0"),
+                log=tmp_path / "metrics.log",
+                env=process_env(env(**settings)),
+                cwd=tmp_path,
+            )
         )
-        started.append(process)
         process.wait_log("/metrics")
         [at] = re.findall(r"http://\S+/metrics", process.log())
         return process, at
 
-    yield start
-    for process in started:
-        process.close()
+    return start
 
 
 def promtool(*args: str, text: str = "") -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +28,27 @@ WELL, WARNING, CRITICAL = 0, 1, 2
 class Recipe:
     """What a recipe starts, all in one folder, against one server."""
 
-    def __init__(self, place: Place, environment: dict[str, str]) -> None:
+    def __init__(
+        self, place: Place, environment: dict[str, str], keep: Callable[[Any], Any]
+    ) -> None:
         self.place = place
         self.env = process_env(place.env(environment))
-        self.started: list[Process] = []
+        self._keep = keep
+        self._numbers = itertools.count()
 
     def start(self, words: list[str], ready: str, host: Host | None = None) -> Process:
         """A service, until it says that it is ready."""
-        number = len(self.started)
-        process = Process(
-            self.place.words(words),
-            log=self.place.folder / f"{number}.log",
-            env=self.env,
-            cwd=self.place.folder,
-            host=host,
-            title=f"{number}: {' '.join(words)}",
+        number = next(self._numbers)
+        process: Process = self._keep(
+            Process(
+                self.place.words(words),
+                log=self.place.folder / f"{number}.log",
+                env=self.env,
+                cwd=self.place.folder,
+                host=host,
+                title=f"{number}: {' '.join(words)}",
+            )
         )
-        self.started.append(process)
         process.wait_log(ready, 60)
         return process
 
@@ -94,22 +99,14 @@ def server(fresh_server: Any) -> Server:
 
 
 @pytest.fixture
-def recipe(
-    server: Server, tmp_path: Path, remember: Callable[[Process], None]
-) -> Iterator[Callable[[str], Recipe]]:
+def recipe(server: Server, tmp_path: Path, keep: Callable[[Any], Any]) -> Callable[[str], Recipe]:
     """`recipe("compose")`: with its environment."""
-    made: list[Recipe] = []
 
     def make(name: str) -> Recipe:
         place = Place(tmp_path / name, server.url(), free_port())
-        made.append(Recipe(place, recipes.environments()[name]))
-        return made[-1]
+        return Recipe(place, recipes.environments()[name], keep)
 
-    yield make
-    for one in made:
-        for process in one.started:
-            remember(process)
-            process.close()
+    return make
 
 
 @pytest.mark.netns

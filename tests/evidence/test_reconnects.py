@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from support.servers.faults import kill_connections
-from support.servers.ledger import LEDGER_DB, Ledger
-from support.servers.server import ExternalServer, Server
-from support.shown import STARTED
 from support.waiting import eventually
 from support.workers.fleet import Fleet
 
@@ -27,14 +22,6 @@ FIRST = 5
 CHANCE = {"threads": 1, "files": 3, "timers": 3, "objects": 2}
 
 Resources = dict[str, dict[str, int]]
-
-
-@pytest.fixture
-def books(server: Server | ExternalServer) -> Iterator[Ledger]:
-    ledger = Ledger(server.url(LEDGER_DB))
-    ledger.clear()
-    yield ledger
-    ledger.close()
 
 
 def lose_connections(fleet: Fleet, times: int) -> None:
@@ -74,40 +61,37 @@ def grown(before: Resources, now: Resources) -> dict[str, dict[str, str]]:
     }
 
 
-def test_fifty_reconnects_leave_nothing_behind(request, server, books, tmp_path):
-    with Fleet(server.url(), books, tmp_path, pools=POOLS, app="watched") as fleet:
-        request.node.stash[STARTED] = list(fleet.workers.values())
-        rows = []
-        for _ in range(FIRST):
-            lose_connections(fleet, 1)
-            rows.append(resources(fleet))
-        lose_connections(fleet, LOSSES - FIRST - 1)
-        resources(fleet)  # drops cancelled timers, but for the consumer's own notes of them ...
-        lose_connections(fleet, 1)  # ... which it makes anew
-
-        def at_rest() -> bool:  # a blocking read that is just being opened is no leak
-            more = grown(most(rows), resources(fleet))
-            assert not any(more.values()), more
-            return True
-
-        eventually(at_rest, 15)
-
-
-def test_the_control_a_leak_of_each_kind_is_seen(request, server, books, tmp_path):
-    leaky = {"app": "watched", "env": {"LEAK": "1"}}
-    with Fleet(server.url(), books, tmp_path, pools=POOLS, **leaky) as fleet:
-        request.node.stash[STARTED] = list(fleet.workers.values())
+def test_fifty_reconnects_leave_nothing_behind(make_fleet):
+    fleet = make_fleet(pools=POOLS, app="watched")
+    rows = []
+    for _ in range(FIRST):
         lose_connections(fleet, 1)
-        first = resources(fleet)
-        # What is there by chance may be so at the first look, and gone at the last.
-        lose_connections(fleet, 2 * max(CHANCE.values()) + 1)
+        rows.append(resources(fleet))
+    lose_connections(fleet, LOSSES - FIRST - 1)
+    resources(fleet)  # drops cancelled timers, but for the consumer's own notes of them ...
+    lose_connections(fleet, 1)  # ... which it makes anew
 
-        def seen() -> bool:
-            more = grown(first, resources(fleet))
-            assert all(set(row) == set(CHANCE) for row in more.values()), more
-            return True
+    def at_rest() -> bool:  # a blocking read that is just being opened is no leak
+        more = grown(most(rows), resources(fleet))
+        assert not any(more.values()), more
+        return True
 
-        eventually(seen, 15)
+    eventually(at_rest, 15)
+
+
+def test_the_control_a_leak_of_each_kind_is_seen(make_fleet):
+    fleet = make_fleet(pools=POOLS, app="watched", env={"LEAK": "1"})
+    lose_connections(fleet, 1)
+    first = resources(fleet)
+    # What is there by chance may be so at the first look, and gone at the last.
+    lose_connections(fleet, 2 * max(CHANCE.values()) + 1)
+
+    def seen() -> bool:
+        more = grown(first, resources(fleet))
+        assert all(set(row) == set(CHANCE) for row in more.values()), more
+        return True
+
+    eventually(seen, 15)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])

@@ -11,20 +11,20 @@ import random
 import pytest
 
 from support.servers.database import Database
-from support.shown import STARTED
 from support.workers.runs import Harm, Standstill, report
 from support.workers.soak import Soak
 
 
 @pytest.mark.netns
 @pytest.mark.timeout(0)
-def test_the_soak_loses_nothing_and_explains_what_ran_twice(request, server, ledger, tmp_path):
+def test_the_soak_loses_nothing_and_explains_what_ran_twice(
+    request, server, ledger, remember, tmp_path
+):
     seed = request.config.getoption("--seed")
     seed = random.randrange(1_000_000) if seed is None else seed
     minutes = request.config.getoption("--minutes")
     print(f"soak: --seed={seed} --minutes={minutes:g}")
-    started = request.node.stash.setdefault(STARTED, [])
-    with Soak(server.url(), ledger, tmp_path, seed, started.append) as soak:
+    with Soak(server.url(), ledger, tmp_path, seed, remember) as soak:
         found = soak.run(minutes * 60)
         print(dict(soak.history))
         print(found)

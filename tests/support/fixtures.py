@@ -21,7 +21,6 @@ from support.servers.cluster import Cluster, cluster
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.servers.server import ExternalServer, Server
-from support.shown import STARTED
 from support.workers.bench import Bench
 from support.workers.fleet import Fleet
 from support.workers.scene import Scene
@@ -115,30 +114,32 @@ def scenes(
     fresh_server: Callable[..., Server], remember: Callable[[Process], None], tmp_path: Path
 ) -> Iterator[Callable[..., list[Scene]]]:
     """`scenes("prefork", "solo", conf={...}, ...)`: a scene for each pool, all at once."""
-    staged: list[Scene] = []
+    with contextlib.ExitStack() as stack:
 
-    def stage(*pools: str, **settings: Any) -> list[Scene]:
-        new = [Scene(fresh_server(), pool, tmp_path, **settings) for pool in pools]
-        staged.extend(new)
-        for scene in new:
-            remember(scene.worker)
-        return new
+        def stage(*pools: str, **settings: Any) -> list[Scene]:
+            new = [Scene(fresh_server(), pool, tmp_path, **settings) for pool in pools]
+            for scene in new:
+                stack.callback(scene.close)
+                remember(scene.worker)
+            return new
 
-    yield stage
-    for scene in staged:
-        scene.close()
+        yield stage
 
 
 @pytest.fixture
-def small(
-    request: pytest.FixtureRequest, server: Server | ExternalServer, ledger: Ledger, tmp_path: Path
+def make_fleet(
+    server: Server | ExternalServer,
+    ledger: Ledger,
+    remember: Callable[[Process], None],
+    tmp_path: Path,
 ) -> Iterator[Callable[..., Fleet]]:
-    """`small(pools={...}, conf={...}, app=...)`: a fleet of the test's own."""
+    """`make_fleet(pools={...}, conf={...}, app=...)`: one of the test's own."""
     with contextlib.ExitStack() as stack:
 
         def make(**options: Any) -> Fleet:
             fleet = stack.enter_context(Fleet(server.url(), ledger, tmp_path, **options))
-            request.node.stash[STARTED] = list(fleet.workers.values())
+            for worker in fleet.workers.values():
+                remember(worker)
             return fleet
 
         yield make

@@ -6,7 +6,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,19 @@ pytest.importorskip("flower", reason="flower is not installed")
 
 
 @pytest.fixture
-def page(
-    url: str, env: Any, remember: Callable[[Process], None], tmp_path: Path
-) -> Iterator[Callable[[str], str]]:
+def page(url: str, env: Any, keep: Callable[[Any], Any], tmp_path: Path) -> Callable[[str], str]:
     """`page("/broker")`: what Flower shows there; empty while it cannot be asked."""
     port = free_port()
     command = f"-m celery -A support.apps.shop flower --address=127.0.0.1 --port={port}"
-    flower = Process(
-        [sys.executable, *command.split()],
-        log=tmp_path / "flower.log",
-        env=process_env({**env(), "FLOWER_UNAUTHENTICATED_API": "1"}),
-        cwd=tmp_path,
-        title="flower",
+    keep(
+        Process(
+            [sys.executable, *command.split()],
+            log=tmp_path / "flower.log",
+            env=process_env({**env(), "FLOWER_UNAUTHENTICATED_API": "1"}),
+            cwd=tmp_path,
+            title="flower",
+        )
     )
-    remember(flower)
 
     def read(path: str) -> str:
         try:
@@ -43,8 +42,7 @@ def page(
         except urllib.error.URLError:
             return ""
 
-    yield read
-    flower.close()
+    return read
 
 
 def test_flowers_broker_page_shows_the_queues(page, shop):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,8 @@ class Program(Process):
 
 
 @pytest.fixture
-def program(url: str, tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    started: list[Program] = []
-
-    def start(*argv: str, host: Host | None = None) -> Program:
-        started.append(Program(url, tmp_path, *argv, host=host))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.close()
+def program(url: str, keep: Callable[[Any], Any], tmp_path: Path) -> Callable[..., Program]:
+    return lambda *argv, host=None: keep(Program(url, tmp_path, *argv, host=host))
 
 
 def nothing_left(bench: Bench) -> bool:

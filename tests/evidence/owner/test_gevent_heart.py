@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,19 @@ from support.workers.worker import TESTS, process_env
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Callable[[str], Process]]:
+def hub(keep: Callable[[Any], Any], tmp_path: Path) -> Callable[[str], Process]:
     """`hub(url)`: an owner, until `tmp_path / "end"` is there; `block` blocks its hub."""
-    started: list[Process] = []
 
     def start(url: str) -> Process:
         argv = [sys.executable, str(TESTS / "support" / "apps" / "hub.py"), url, str(tmp_path)]
-        started.append(
+        process: Process = keep(
             Process(argv, log=tmp_path / "hub.log", env=process_env({}), cwd=tmp_path, title="hub")
         )
-        eventually(lambda: (tmp_path / "joined").exists() or not started[-1].alive())
-        assert started[-1].alive(), started[-1].tail()
-        return started[-1]
+        eventually(lambda: (tmp_path / "joined").exists() or not process.alive())
+        assert process.alive(), process.tail()
+        return process
 
-    yield start
-    for process in started:
-        process.close()
+    return start
 
 
 def heard(client: redis.Redis) -> float:
