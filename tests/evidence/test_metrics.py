@@ -59,7 +59,6 @@ def exporter(
                 superfetch_command("metrics", "--port", "0"),
                 log=tmp_path / "metrics.log",
                 env=process_env(env(**settings)),
-                cwd=tmp_path,
             )
         )
         process.wait_log("/metrics")

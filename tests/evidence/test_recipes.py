@@ -44,7 +44,6 @@ class Recipe:
                 self.place.words(words),
                 log=self.place.folder / f"{number}.log",
                 env=self.env,
-                cwd=self.place.folder,
                 host=host,
                 title=f"{number}: {' '.join(words)}",
             )

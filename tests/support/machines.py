@@ -34,8 +34,6 @@ class Machine:
         self._init = Process(
             [sys.executable, "-I", "-S", "-c", INIT],
             log=self._directory / f"machine-{self.hostname}.log",
-            env=os.environ,
-            cwd=self._directory,
             host=self._host,
             title=f"machine {self.hostname}",
         )

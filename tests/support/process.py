@@ -66,15 +66,20 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class Process:
-    """One running command. Everything it signals was started by it, at whatever depth."""
+    """One running command. Everything it signals was started by it, at whatever depth.
+
+    Arguments:
+        env: its environment, and not this process's own.
+        cwd: its directory, if that is not the one of its log.
+    """
 
     def __init__(
         self,
         argv: Sequence[str],
         *,
         log: Path,
-        env: Mapping[str, str],
-        cwd: Path,
+        env: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
         host: Host | None = None,
         title: str = "",
     ) -> None:
@@ -85,7 +90,8 @@ class Process:
         _open.add(self._mark)
         log.parent.mkdir(parents=True, exist_ok=True)
         marked = {**env, MARK: self._mark}
-        self._popen = spawn(host.command(argv) if host else argv, log, marked, cwd)
+        command = host.command(argv) if host else argv
+        self._popen = spawn(command, log, marked, cwd or log.parent)
         self._outer = psutil.Process(self._popen.pid)
         self._known: set[psutil.Process] = {self._outer}
         if host:

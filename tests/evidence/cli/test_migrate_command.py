@@ -130,7 +130,7 @@ def test_the_command_refuses_waits_and_reports(url, client, cli, env, tmp_path):
     assert client.hlen("unacked") == 4
 
     command = superfetch_command("migrate", "--wait", "60", "--queue", "aside", "--json")
-    with Process(command, log=tmp_path / "log", env=process_env(env()), cwd=tmp_path) as waiting:
+    with Process(command, log=tmp_path / "log", env=process_env(env())) as waiting:
         eventually(
             lambda: any(is_ours(c) and c["cmd"] == "client|list" for c in connections(client))
         )

@@ -19,7 +19,7 @@ def test_it_serves_who_has_the_token_until_it_is_told_to_stop(env, bench, tmp_pa
     port, token = free_port(), "correct-horse-battery"
     command = superfetch_command("web", "--host", "0.0.0.0", "--port", str(port))
     environ = process_env({**env(), "SUPERFETCH_WEB_TOKEN": token})
-    with Process(command, log=tmp_path / "web.log", env=environ, cwd=tmp_path) as serving:
+    with Process(command, log=tmp_path / "web.log", env=environ) as serving:
         url = f"http://127.0.0.1:{port}/"
         eventually(lambda: httpx.get(url).status_code == 401)
         page = httpx.get(url, headers={"authorization": f"Bearer {token}"})

@@ -30,7 +30,6 @@ def page(url: str, env: Any, keep: Callable[[Any], Any], tmp_path: Path) -> Call
             [sys.executable, *command.split()],
             log=tmp_path / "flower.log",
             env=process_env({**env(), "FLOWER_UNAUTHENTICATED_API": "1"}),
-            cwd=tmp_path,
             title="flower",
         )
     )

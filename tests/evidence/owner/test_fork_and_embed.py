@@ -35,7 +35,6 @@ class Program(Process):
             ["sh", "-c", command, "sh", sys.executable, "-m", "support.apps.forks", *argv],
             log=directory / "program.log",
             env=process_env({"URL": url}),
-            cwd=directory,
             title=" ".join(argv),
             host=host,
         )

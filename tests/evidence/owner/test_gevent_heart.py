@@ -21,9 +21,8 @@ def hub(keep: Callable[[Any], Any], tmp_path: Path) -> Callable[[str], Process]:
 
     def start(url: str) -> Process:
         argv = [sys.executable, str(TESTS / "support" / "apps" / "hub.py"), url, str(tmp_path)]
-        process: Process = keep(
-            Process(argv, log=tmp_path / "hub.log", env=process_env({}), cwd=tmp_path, title="hub")
-        )
+        log = tmp_path / "hub.log"
+        process: Process = keep(Process(argv, log=log, env=process_env({}), title="hub"))
         eventually(lambda: (tmp_path / "joined").exists() or not process.alive())
         assert process.alive(), process.tail()
         return process

@@ -107,9 +107,8 @@ def test_two_hosts_of_one_name_both_have_pid_1(worker, shop, ledger):
 @pytest.mark.netns
 def test_a_host_runs_one_command(tmp_path):
     host = Host("once")
-    place = {"log": tmp_path / "log", "env": os.environ, "cwd": tmp_path}
     with (
-        Process(["sleep", "60"], host=host, **place),
+        Process(["sleep", "60"], host=host, log=tmp_path / "log"),
         pytest.raises(RuntimeError, match="new Host"),
     ):
         host.attach(subprocess.Popen(["true"]))
@@ -121,8 +120,7 @@ def test_commands_come_and_go_on_a_machine(tmp_path):
     argv = [sys.executable, "-u", "-c", program]
 
     def start(name):
-        place = {"log": tmp_path / name, "env": os.environ, "cwd": tmp_path}
-        return Process(argv, host=machine.seat(), **place)
+        return Process(argv, host=machine.seat(), log=tmp_path / name)
 
     with Machine("box", tmp_path) as machine, start("one") as one, start("two") as two:
         for process in (one, two):
@@ -143,7 +141,7 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
 
     def start() -> None:
         argv = [sys.executable, "-c", "import time; time.sleep(60)"]
-        made.append(Process(argv, log=tmp_path / "log", env=os.environ, cwd=tmp_path))
+        made.append(Process(argv, log=tmp_path / "log"))
 
     thread = threading.Thread(target=start)
     thread.start()
@@ -157,9 +155,7 @@ def test_a_process_outlives_the_thread_that_started_it(tmp_path):
 def test_what_has_left_its_group_unseen_is_a_leftover(tmp_path):
     """The control of what each test with whole workers ends with."""
     leaves = "import os, time; os.fork() or os.setsid() or os.fork() or time.sleep(60)"
-    with Process(
-        [sys.executable, "-c", leaves], log=tmp_path / "log", env=os.environ, cwd=tmp_path
-    ) as it:
+    with Process([sys.executable, "-c", leaves], log=tmp_path / "log") as it:
         it.wait_exit()
         assert not leftovers(), "it may still be seen"
     eventually(lambda: len(leftovers()) == 1)  # who has started it may take a moment to end

@@ -136,7 +136,6 @@ class Server:
             [self.binary, *self.arguments(port)],
             log=self.log_path,
             env=self.env,
-            cwd=self.dir,
             title="server",
         )
 

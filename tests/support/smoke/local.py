@@ -143,7 +143,6 @@ class LocalWorker(LocalContainer):
             self._argv,
             log=self._directory / f"{self.name}-{len(self._starts)}.log",
             env=self._env,
-            cwd=self._directory,
             host=Host(self.id[:12]) if self._isolated else None,
             title=self.name,
         )

@@ -57,7 +57,7 @@ def kill_in_the_middle(
         prepare()
         log = directory / f"killed-{attempt}.log"
         command = superfetch_command(*args)
-        with Process(command, log=log, env=process_env(env), cwd=directory) as running:
+        with Process(command, log=log, env=process_env(env)) as running:
             eventually(begun, every=0.001)
             running.signal(signal.SIGKILL)
             running.wait_exit()

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ class Worker(Process):
         neighbours: bool = False,
         loglevel: str = "INFO",
         host: Host | None = None,
-        directory: Path | None = None,
+        directory: Path,
         program: Sequence[str] = CELERY,
     ) -> None:
         self.name = name or f"w{next(_numbers)}"
@@ -90,7 +89,6 @@ class Worker(Process):
         # With --autoscale the pool's size is not known beforehand.
         autoscaled = any(arg.startswith("--autoscale") for arg in args)
         self._children = concurrency if pool == "prefork" and not autoscaled else 0
-        directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-worker-"))
         # -P and -A stand apart from their values: celery scans sys.argv for them to patch gevent.
         argv = [sys.executable, *program, "-A", app_module(app), "worker", "-P", pool]
         argv += ["-c", str(concurrency), "-n", f"{self.name}@%h", "-l", loglevel]
@@ -102,7 +100,6 @@ class Worker(Process):
             [*argv, *args],
             log=directory / f"{self.name}-{next(_numbers)}.log",
             env=process_env(env),
-            cwd=directory,
             host=host,
             title=f"worker {self.name}",
         )
@@ -164,9 +161,8 @@ class Beat(Process):
         args: Sequence[str] = (),
         loglevel: str = "INFO",
         host: Host | None = None,
-        directory: Path | None = None,
+        directory: Path,
     ) -> None:
-        directory = directory or Path(tempfile.mkdtemp(prefix="superfetch-beat-"))
         number = next(_numbers)
         argv = [sys.executable, *CELERY, "-A", app_module(app), "beat", "-l", loglevel]
         argv += ["-s", str(directory / f"schedule-{number}"), "--pidfile="]
@@ -174,7 +170,6 @@ class Beat(Process):
             [*argv, *args],
             log=directory / f"beat-{number}.log",
             env=process_env(env),
-            cwd=directory,
             host=host,
             title="beat",
         )
