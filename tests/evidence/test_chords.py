@@ -231,19 +231,12 @@ def send_deadly(app: Celery) -> AsyncResult:
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
-    worker, app, ledger, db, pool
+    supervised, app, ledger, db, pool
 ):
     """Its result is stored, and yet nobody waits for ever."""
-    start = {"app": "choirs", "pool": pool, "concurrency": 1, "ready": False}
-    workers = [worker(**start)]
+    supervisor = supervised(app="choirs", pool=pool, concurrency=1)
     body = send_deadly(app)
-
-    def is_over() -> bool:
-        if not workers[-1].alive():
-            workers.append(worker(**start))
-        return bool(body.ready())
-
-    eventually(is_over, within=120)
+    supervisor.until(body.ready)
     with pytest.raises(ChordError, match=r"Dependency .* raised PoisonPill") as raised:
         body.get()
     [dead] = db.dead()
@@ -252,7 +245,7 @@ def test_a_part_that_kills_whoever_collects_fails_its_chord_by_its_name(
     eventually(db.settled)
     assert [line["job"] for line in ledger.lines("errback")] == [body.id]
     assert "body" not in ledger.starts()
-    assert len(workers) == (1 if pool == "prefork" else 4)
+    assert supervisor.restarts == (0 if pool == "prefork" else 3)
 
 
 def test_the_control_its_chord_waits_for_ever(worker, app, db):

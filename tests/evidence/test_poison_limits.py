@@ -8,7 +8,6 @@ import pytest
 
 from support.waiting import eventually
 from support.workers.bench import payload
-from support.workers.worker import Worker
 
 
 def test_each_task_has_a_limit_of_its_own(worker, app, ledger, db):
@@ -36,7 +35,7 @@ def test_each_task_has_a_limit_of_its_own(worker, app, ledger, db):
     ids=["small", "large", "with an ETA"],
 )
 def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
-    worker, ledger, db, client, size, eta, strikes
+    supervised, ledger, db, client, size, eta, strikes
 ):
     """It takes the worker down before it runs. Claimed for a free slot it counts as running, unless
     it had a time of its own, which has come: then it is only reserved, and has its strikes when it
@@ -49,22 +48,14 @@ def test_a_payload_that_kills_whoever_decodes_it_ends_in_the_dead_set(
     bomb["body"] += "x" * size
     client.lpush("celery", json.dumps(bomb))
     options = {"recovery_limit": 3, "reap_interval": 1}
+    supervisor = supervised(app="limits", pool="solo", concurrency=1, options=options)
 
-    def started() -> Worker:
-        one: Worker = worker(app="limits", pool="solo", concurrency=1, options=options, ready=False)
-        return one
-
-    one = started()
-
-    def ended() -> bool:
-        nonlocal one
-        if not one.alive():
-            one = started()
+    def is_over() -> bool:
         return bool(db.dead()) and not db.client.exists("superfetch:dead:unannounced")
 
-    eventually(ended, within=180)
+    supervisor.until(is_over, within=180)
     decoded = len(strikes)
     assert decoded < ledger.runs()["bomb"] <= decoded + 3
     [record] = db.dead()
     assert [entry["strike"] for entry in record["history"]] == strikes
-    assert one.alive()
+    assert supervisor.worker.alive()

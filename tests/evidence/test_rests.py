@@ -8,9 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 
-from support.servers.database import OWN, Database
+from support.servers.database import OWN
 from support.servers.ledger import Ledger
 from support.waiting import eventually
 from support.workers.load import Load
@@ -46,11 +45,10 @@ def fleet(worker: Any, shop: SimpleNamespace, ledger: Ledger) -> Callable[..., l
     return start
 
 
-def put_suspects(db: Database, client: redis.Redis, shop: SimpleNamespace) -> None:
-    """One in each of two queues that nobody looks at meanwhile."""
+def put_suspects(suspected: Callable[..., None], shop: SimpleNamespace) -> None:
+    """One in each of two queues."""
     for queue in ("celery", "mail"):
-        shop.hold.apply_async((f"suspect-{queue}", 0.2), queue="aside")
-        db.suspect(client.rpop("aside"), queue)
+        suspected(shop.hold, f"suspect-{queue}", 0.2, queue=queue)
 
 
 def begun(ledger: Ledger) -> Counter[int]:
@@ -70,13 +68,13 @@ def begin_more(ledger: Ledger, workers: Sequence[Worker]) -> None:
 
 
 def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
-    fleet, app, shop, ledger, db, client
+    fleet, app, shop, ledger, db, suspected
 ):
     """C2: with all workers busy, one after the other stopped; at once one for each queue list."""
     workers = fleet(3, env={"HAPPENS": "rests", "RESTS": "600,10"})  # whatever this takes
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
         begin_more(ledger, workers)
-        put_suspects(db, client, shop)
+        put_suspects(suspected, shop)
         owner = eventually(lambda: db.rest().get("owner"))
         [rests] = [one for one in workers if f"|{one.pid}|" in owner]
         others = [one for one in workers if one is not rests]
@@ -98,12 +96,12 @@ def test_one_owner_of_the_database_comes_to_rest_and_the_others_go_on(
 
 
 def test_an_owner_whose_jobs_do_not_end_in_time_goes_back_to_work(
-    fleet, app, shop, ledger, db, client
+    fleet, app, shop, ledger, db, suspected
 ):
     """C2: it rested until its jobs had ended, which may take a day."""
     [one] = fleet(1, env={"HAPPENS": "rests", "RESTS": "1,4"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.05) as load:
-        put_suspects(db, client, shop)
+        put_suspects(suspected, shop)
         first = eventually(db.rest)
         begin_more(ledger, [one])
         assert "suspect" not in str(ledger.starts())
@@ -130,12 +128,12 @@ def test_nobody_rests_for_an_empty_list(fleet, app, ledger, db, client):
     ledger.release()
 
 
-def test_where_everybody_rests_one_suspect_stops_the_fleet(fleet, app, shop, ledger, db, client):
+def test_where_everybody_rests_one_suspect_stops_the_fleet(fleet, app, shop, ledger, db, suspected):
     """C2, the control: what a fleet does whose owners rest as they like."""
     workers = fleet(2, env={"WITHOUT": "rests"})
     with Load(app, ledger, ["celery", "mail"], name="short", every=0.02) as load:
         begin_more(ledger, workers)
-        put_suspects(db, client, shop)
+        put_suspects(suspected, shop)
         eventually(lambda: db.length("celery") + db.length("mail") > 100, message="nobody claims")
         assert "suspect" not in str(ledger.starts())
         load.stop()

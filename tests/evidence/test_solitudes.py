@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import always, eventually
 from support.workers.load import Load
-from support.workers.worker import Worker
 
 OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 20, "reap_interval": 2}
-
-
-@pytest.fixture
-def suspected(client: Any, db: Database) -> Any:
-    """`suspected(task, *args)`: put a job on probation."""
-
-    def put(task: Any, *args: Any) -> None:
-        task.apply_async(args, queue="aside")
-        db.suspect(client.rpop("aside"))
-
-    return put
 
 
 @pytest.mark.parametrize("without", ["", "ends_of_solitude"])
@@ -57,33 +43,26 @@ def test_after_its_minute_others_start_beside_a_long_suspect(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("without", ["", "longer_solitudes"])
 def test_a_killer_that_takes_longer_than_its_solitude_is_found_in_the_next(
-    worker, app, shop, ledger, db, suspected, without
+    supervised, app, shop, ledger, db, suspected, without
 ):
     """And none of those who died with it is killed. The control goes on for ever."""
     suspected(shop.kill_owner, "pill", 3.0)
     env = {"HAPPENS": "solitudes,rests", "SOLITUDE": "1", "RESTS": "60,1", "WITHOUT": without}
 
-    def start() -> Worker:
-        one: Worker = worker(pool="threads", concurrency=4, options=OPTIONS, env=env, ready=False)
-        return one
+    supervisor = supervised(pool="threads", concurrency=4, options=OPTIONS, env=env)
 
-    one = start()
-
-    def tend() -> Any:
-        nonlocal one
-        if not one.alive():
-            one = start()
-        return db.dead() or ledger.runs().get("pill", 0) >= 5
+    def is_over() -> bool:
+        return bool(db.dead()) or ledger.runs().get("pill", 0) >= 5
 
     with Load(app, ledger, ["celery"], name="load", every=0.03) as load:
-        eventually(tend, within=200)
+        supervisor.until(is_over, within=200)
         if without:
             assert not db.dead()
             return
         assert [record["task"] for record in db.dead()] == ["shop.kill_owner"]
         [record] = db.dead()
         assert [entry["strike"] for entry in record["history"]] == ["suspect", "exact"]
-        one.wait_ready()
+        supervisor.worker.wait_ready()
         settled = load.settle()
     assert not settled.lost, settled
     assert ledger.runs()["pill"] == 2

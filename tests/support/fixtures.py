@@ -18,12 +18,14 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.signals import LostJob, ownership_lost
 from support.process import Process
 from support.servers.cluster import Cluster, cluster
+from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
 from support.servers.server import ExternalServer, Server
 from support.workers.bench import Bench
 from support.workers.fleet import Fleet
 from support.workers.scene import Scene
+from support.workers.worker import Supervisor, Worker
 
 
 @pytest.fixture
@@ -124,6 +126,23 @@ def scenes(
             return new
 
         yield stage
+
+
+@pytest.fixture
+def supervised(worker: Callable[..., Worker]) -> Callable[..., Supervisor]:
+    """`supervised(pool="threads", concurrency=8)`: a worker that is started again and again."""
+    return lambda **settings: Supervisor(lambda: worker(ready=False, **settings))
+
+
+@pytest.fixture
+def suspected(client: redis.Redis, db: Database) -> Callable[..., None]:
+    """`suspected(shop.hold, "a", 1.0)`: a job on probation, or `queue=...`: on that of a queue."""
+
+    def put(task: Any, *args: Any, queue: str = "celery") -> None:
+        task.apply_async(args, queue="aside")
+        db.suspect(client.rpop("aside"), queue)
+
+    return put
 
 
 @pytest.fixture

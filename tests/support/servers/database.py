@@ -50,7 +50,7 @@ class Database:
         """Names of the jobs that wait on probation, next to run alone first."""
         return [name_of(raw) for raw in reversed(self._list(f"{OWN}probation:celery"))]
 
-    def suspect(self, raw: bytes, queue: str = "celery") -> None:
+    def suspect(self, raw: bytes, queue: str) -> None:
         """Put a job on probation, as two deaths in company would."""
         counters = {"strikes": 2, "recoveries": 2, "probation": 1}
         own = self.prefix + OWN

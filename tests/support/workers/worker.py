@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,24 @@ class Worker(Process):
         child = self.children()[index]
         child.send_signal(signal.SIGKILL)
         return int(child.pid)
+
+
+class Supervisor:
+    """Starts a worker again whenever it ends, as systemd or Kubernetes does."""
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self.worker = start()
+        self.restarts = 0
+
+    def until(self, done: Callable[[], object], within: float = 120.0) -> None:
+        def look() -> bool:
+            if not self.worker.alive():
+                self.worker = self._start()
+                self.restarts += 1
+            return bool(done())
+
+        eventually(look, within)
 
 
 class Beat(Process):
