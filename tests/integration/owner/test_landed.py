@@ -141,7 +141,8 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(memb
 
 def test_while_the_server_is_away_putting_back_waits(fresh_server, make):
     server = fresh_server(appendonly=True, appendfsync="always")
-    bench, member = Bench(server.client()), make(server.url())
+    bench = Bench(server.client())
+    member = make(params={"host": "127.0.0.1", "port": server.port})
     member.join(1, MAIL)
     bench.land(member.name, "mail", ONE)
     server.kill()
