@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.connection import parse_url
 
+from celery_superfetch.model.config import Config
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
@@ -19,13 +20,13 @@ from support.workers.bench import Bench
 
 
 @pytest.fixture
-def make(url: str, make_bench: Callable[..., Bench]) -> Iterator[Callable[..., Owner]]:
-    """`make(heartbeat_interval=..., params={...})`: this process as an owner."""
+def make(url: str) -> Iterator[Callable[..., Owner]]:
+    """`make(server.url(), heartbeat_interval=..., params={...})`: this process as an owner."""
     made: list[Owner] = []
 
-    def start(params: dict[str, Any] | None = None, **options: Any) -> Owner:
-        config = make_bench(**options).config
-        made.append(Owner({**parse_url(url), **(params or {})}, config))
+    def start(at: str = url, params: dict[str, Any] | None = None, **options: Any) -> Owner:
+        config = Config(**{"app_name": "shop", **options})
+        made.append(Owner({**parse_url(at), **(params or {})}, config))
         return made[-1]
 
     yield start

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
@@ -62,21 +61,17 @@ def test_the_heart_takes_nobodys_lock(membership, bench):
 
 
 def test_its_connections_are_registered_and_named_anew_when_they_change(membership, bench):
-
-    def facts() -> Any:
-        return bench.registry.facts([membership.name])[membership.name]
-
-    first = facts()
+    first = bench.facts(membership)
     run = run_id(bench.client)
     assert first.run_id == run
     assert bench.registry.connected(first, run) is True
     bench.client.client_kill_filter(_id=first.connections[0])
-    eventually(lambda: facts().connections != first.connections, 10)
-    assert bench.registry.connected(facts(), run) is True
+    eventually(lambda: bench.facts(membership).connections != first.connections, 10)
+    assert bench.registry.connected(bench.facts(membership), run) is True
     membership.heart.blocking.add(4711)
-    eventually(lambda: 4711 in facts().connections, 5)
+    eventually(lambda: 4711 in bench.facts(membership).connections, 5)
     membership.heart.blocking.discard(4711)
-    eventually(lambda: 4711 not in facts().connections, 5)
+    eventually(lambda: 4711 not in bench.facts(membership).connections, 5)
 
 
 def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeypatch):
@@ -84,7 +79,7 @@ def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeyp
     membership.heart.stopping = True
 
     def told() -> bool:
-        facts = bench.registry.facts([membership.name])[membership.name]
+        facts = bench.facts(membership)
         return (facts.pool, facts.state) == (((7, "start"),), "stopping")
 
     eventually(told, 5)
@@ -94,16 +89,14 @@ def test_that_it_stops_is_told_before_a_heartbeat_is_due(make, bench):
     membership = make(heartbeat_interval=600, owner_ttl=6000)
     membership.join(1, {"mail": 0})
     membership.heart.stopping = True
-    eventually(
-        lambda: bench.registry.facts([membership.name])[membership.name].state == "stopping", 5
-    )
+    eventually(lambda: bench.facts(membership).state == "stopping", 5)
 
 
-def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, caplog):
+def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, make, caplog):
     caplog.set_level(logging.INFO)
     server = fresh_server(appendonly=True, appendfsync="always")
-    bench = Bench(server.client(), heartbeat_interval=0.1)
-    membership = Owner({"host": "127.0.0.1", "port": server.port}, bench.config)
+    bench = Bench(server.client())
+    membership = make(server.url(), heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     owner, before = membership.name, bench.score(membership)
     server.kill()
@@ -114,7 +107,6 @@ def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, caplog):
     assert membership.name == owner
     eventually(lambda: "is heard again" in caplog.text, 5)
     assert caplog.text.count("Heartbeat of owner") == 2
-    membership.leave_for_good()
 
 
 def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(fresh_server, make, caplog):

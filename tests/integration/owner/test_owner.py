@@ -38,7 +38,7 @@ def test_joining_registers_process_and_lists_before_the_first_claim(make, bench)
     membership.join(1, {"mail": 0, "slow": 60000})
     assert membership.name
     assert abs(bench.database.server_time() - bench.score(membership)) < 5000
-    facts = bench.registry.facts([membership.name])[membership.name]
+    facts = bench.facts(membership)
     assert facts.lists == {"mail": 0, "slow": 60000}
     assert facts.process == membership.heart.facts.process
     assert facts.app == "shop"
@@ -49,7 +49,7 @@ def test_a_queue_that_is_added_is_registered_before_its_first_claim(member, benc
     owner = member.name
     member.join(1, {"mail": 0, "more": 0})
     assert member.name == owner
-    assert set(bench.registry.facts([owner])[owner].lists) == {"mail", "more"}
+    assert set(bench.facts(owner).lists) == {"mail", "more"}
     assert hearts(member) == 1, "still one"
 
 
@@ -61,7 +61,7 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(member, bench):
         if number == 7:
             bench.push("reply-7", payload(7))
             [claimed] = member.claim(["reply-7"], 1, 1).jobs
-    known = bench.registry.facts([member.name])[member.name].lists
+    known = bench.facts(member).lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
     assert len(member.in_flight.expires) <= MANY_UNUSED + 4
@@ -78,7 +78,7 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
     def join(first: int) -> set[str]:
         for number in range(first, first + MANY_UNUSED + 2):
             member.join(1, {f"reply-{number}": 0})
-        return set(bench.registry.facts([member.name])[member.name].lists)
+        return set(bench.facts(member).lists)
 
     assert "reply-7" in join(0), "it is not empty"
     bench.client.delete(bench.keys.private(member.name))
@@ -115,7 +115,7 @@ def test_an_emptied_database_makes_it_a_new_owner(member, bench):
     [claimed] = member.claim(["mail"], 1, 1).jobs
     assert claimed.job.owner == member.name != old
     assert set(bench.registry.owners()) == {member.name}
-    assert set(bench.registry.facts([member.name])[member.name].lists) == {"mail"}
+    assert set(bench.facts(member).lists) == {"mail"}
 
 
 def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
@@ -203,7 +203,7 @@ def test_one_who_left_can_come_back_as_a_new_owner(member, bench):
     member.join(2, {"mail": 0})
     assert member.name not in {"", old}
     assert set(bench.registry.owners()) == {member.name}
-    assert bench.registry.facts([member.name])[member.name].state == "running"
+    assert bench.facts(member).state == "running"
 
 
 def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make, bench):

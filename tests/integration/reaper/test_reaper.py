@@ -184,7 +184,7 @@ def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench):
     bench.give(owner.owner, "mail", [payload(2)])
     assert bench.reaper().reap().recovered == 1
     assert bench.registry.tombstones() == {}
-    assert bench.registry.facts([owner.owner])[owner.owner].state == "reaped", "for a thawed one"
+    assert bench.facts(owner).state == "reaped", "for a thawed one"
 
 
 def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench):

@@ -17,16 +17,16 @@ def test_a_registered_owner_is_there_with_all_its_facts(bench):
     facts = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
     score = bench.score(facts)
     assert abs(bench.database.server_time() - score) < 5000
-    read = bench.registry.facts([facts.owner])[facts.owner]
+    read = bench.facts(facts)
     assert read == facts.with_(registered_at=read.registered_at)
     assert read.registered_at == score
 
 
 def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench, owner):
-    first = bench.registry.facts([owner.owner])[owner.owner].registered_at
+    first = bench.facts(owner).registered_at
     bench.age(owner, 5000)
     bench.registry.register(owner.with_(lists={"mail": 0, "more": 0}))
-    again = bench.registry.facts([owner.owner])[owner.owner]
+    again = bench.facts(owner)
     assert again.registered_at == first
     assert set(again.lists) == {"mail", "more"}
     assert bench.score(owner) >= first
@@ -45,7 +45,7 @@ def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench, owner):
     beat = bench.registry.heartbeat(owner, 0, {"state": "stopping"})
     assert beat.status == "ok"
     assert bench.score(owner) == beat.now > old
-    read = bench.registry.facts([owner.owner])[owner.owner]
+    read = bench.facts(owner)
     assert read.state == "stopping"
     assert read.app == owner.app, "the rest is as it was"
 
@@ -105,7 +105,7 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
     bench.registry.heartbeat(owner, 0, {})
     assert not bench.registry.mark(owner, seen, 60, "gone")
     assert owner.owner in bench.registry.owners()
-    assert bench.registry.facts([owner.owner])[owner.owner].state == "running"
+    assert bench.facts(owner).state == "running"
     assert bench.mark(owner), "the control"
 
 
@@ -136,7 +136,7 @@ def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench, state):
     ran, _ = bench.give(facts, "mail", [b"ran", b"waited"])
     bench.run_one(ran)
     marked = bench.mark(facts)
-    read = bench.registry.facts([facts.owner])[facts.owner]
+    read = bench.facts(facts)
     assert read == marked
     assert (read.state, read.was, read.ran) == ("reaped", state, 1)
     assert read.lists == facts.lists
@@ -175,7 +175,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench, owner):
     [(name, until)] = bench.registry.tombstones().items()
     assert name == owner.owner
     assert 0 < until - bench.database.server_time() <= 20_000
-    assert bench.registry.facts([owner.owner])[owner.owner].state == "reaped"
+    assert bench.facts(owner).state == "reaped"
     assert bench.client.ttl(bench.keys.facts(owner.owner)) == -1
     bench.registry.drop_tombstone(owner.owner)
     assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
@@ -194,7 +194,7 @@ def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench):
     bench.give(UNKNOWN, "a:b", [b"1"])
     assert bench.registry.adopt(UNKNOWN, {"a:b"})
     assert set(bench.registry.owners()) == {UNKNOWN}
-    facts = bench.registry.facts([UNKNOWN])[UNKNOWN]
+    facts = bench.facts(UNKNOWN)
     assert (facts.process.host, facts.process.pid) == ("web-9", 4)
     assert facts.lists == {"a:b": 0}
     assert (facts.heartbeat_interval, facts.owner_ttl) == (5, 60)
@@ -207,7 +207,7 @@ def test_a_list_that_its_owner_did_not_register_is_listed(bench):
     bench.give(facts.owner, "slow", [b"1"])
     before = bench.registry.owners()
     assert bench.registry.adopt(facts.owner, {"slow"})
-    read = bench.registry.facts([facts.owner])[facts.owner]
+    read = bench.facts(facts)
     assert read.lists == {"mail": 60000, "slow": 0}
     assert bench.registry.owners() == before
     assert not bench.registry.adopt(facts.owner, {"slow"})
@@ -231,7 +231,7 @@ def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench, owner):
     bench.give(owner.owner, "mail", [b"1"])
     bench.client.delete(bench.keys.owners)
     assert bench.registry.adopt(owner.owner, {"mail"})
-    read = bench.registry.facts([owner.owner])[owner.owner]
+    read = bench.facts(owner)
     assert read.process == owner.process, "with the owner it had registered itself"
 
 

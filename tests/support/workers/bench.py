@@ -194,6 +194,11 @@ class Bench:
         """When an owner was last heard."""
         return self.registry.owners()[name_of(owner)]
 
+    def facts(self, owner: str | Named) -> Facts:
+        """What the server has of an owner."""
+        name = name_of(owner)
+        return self.registry.facts([name])[name]
+
     def age(self, facts: Facts, ms: int) -> int:
         """Set an owner's last heartbeat back by `ms`; its new score."""
         score = self.score(facts) - ms
@@ -202,9 +207,8 @@ class Bench:
 
     def mark(self, owner: str | Named, reason: str = "gone") -> Facts | None:
         """Take an owner for dead, as a reaper does that has judged it by its last heartbeat."""
-        name = name_of(owner)
-        known = self.registry.facts([name])[name].with_(connections=())  # it is not cut off
-        return self.registry.mark(known, self.score(name), 60, reason)
+        known = self.facts(owner).with_(connections=())  # it is not cut off
+        return self.registry.mark(known, self.score(owner), 60, reason)
 
     # -- queues
 
@@ -264,11 +268,16 @@ class Bench:
         return int(self.run(self.lists.requeue(jobs, where, expires)))
 
     def take(
-        self, owner: Facts, *payloads: bytes, queue: str = "mail", starts: int = 0
+        self,
+        owner: str | Named,
+        *payloads: bytes,
+        queue: str = "mail",
+        most: int = 100,
+        starts: int = 0,
     ) -> list[Claimed]:
         """Publish jobs, and claim what waits by way of `InFlight`."""
         self.push(queue, *payloads)
-        return list(self.in_flight.claim(owner.owner, [queue], 100, 1, [], starts).jobs)
+        return list(self.in_flight.claim(name_of(owner), [queue], most, 1, [], starts).jobs)
 
     def hand_over(self, claimed: Claimed) -> float:
         """Give a job to a pool; until when it may begin."""

@@ -12,7 +12,7 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import digest
+from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.store.wire.scripts import Scripts
@@ -21,23 +21,28 @@ from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 
 
+def post(bench: Bench, *settled: Claimed) -> None:
+    """Ack each, and wait for no answer."""
+    for claimed in settled:
+        bench.in_flight.ack(claimed)
+        bench.in_flight.post()
+
+
 def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     """Somebody who comes by later reads the answer."""
     held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2), payload(3))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
     held.ack(one)
     server.pause()
     held.post()
     assert held.jobs.counts[State.SETTLED] == 1
     held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
     server.resume()
-    held.ack(two)
-    held.post()
+    post(hasty, two)
     assert held.jobs.counts[State.SETTLED] == 2, "the answers are read some at a time"
     held.post()
     assert held.jobs.counts[State.SETTLED] == 0, "or when there is nothing else to do"
-    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [three] = hasty.take(owner)
     assert three.job.payload == payload(3)
     assert settling(held) == (0, 0)
     assert hasty.private(owner) == [payload(3)]
@@ -49,11 +54,10 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
 
 def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
     """Ack as many jobs; how many answers were still to come after each."""
-    held, unread = bench.in_flight, []
+    unread = []
     for claimed in bench.take(owner, *(payload(n) for n in range(count))):
-        held.ack(claimed)
-        held.post()
-        unread.append(held.jobs.counts[State.SETTLED])
+        post(bench, claimed)
+        unread.append(bench.in_flight.jobs.counts[State.SETTLED])
     return unread
 
 
@@ -72,9 +76,7 @@ def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
     jobs = hasty.take(owner, *(payload(n) for n in range(3)))
     hasty.push("mail", payload("more"))
     with another_type(hasty.client, hasty.keys.private(owner.owner)):
-        for claimed in jobs:
-            held.ack(claimed)
-            held.post()
+        post(hasty, *jobs)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.claim(owner.owner, ["mail"], 1, 1, [])
     assert held.jobs.counts[State.SETTLED] == 3
@@ -130,13 +132,11 @@ def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server
 def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, lost):
     """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
     held, line = hasty.in_flight, hasty.in_flight._line
-    hasty.push("mail", *(payload(n) for n in range(3)))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
+    one, two = hasty.take(owner, *(payload(n) for n in range(3)), most=2)
 
     def handler(*_: object) -> None:
         server.resume()
-        held.ack(two)
-        held.post()
+        post(hasty, two)
 
     def interrupt() -> None:
         eventually(lambda: line._connection is None)
@@ -144,12 +144,11 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, 
 
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        held.ack(one)
-        held.post()
+        post(hasty, one)
         server.pause()
         thread = Thread(target=interrupt)
         thread.start()
-        [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+        [three] = hasty.take(owner)
         thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -171,9 +170,7 @@ def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
     held, raws = hasty.in_flight, [payload(n) for n in range(posted + 1)]
     *first, last = hasty.take(owner, *raws)
     server.pause()
-    for claimed in first:
-        held.ack(claimed)
-        held.post()
+    post(hasty, *first)
     held.ack(last)
     if arrive:
         with pytest.raises(RedisTimeoutError):
@@ -195,18 +192,15 @@ def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
 
 def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(hasty, owner):
     """At once by a server that this connection has not told it; else with the next exchange."""
-    held = hasty.in_flight
     one, two = hasty.take(owner, payload(1), payload(2))
     hasty.client.script_flush()
-    held.ack(one)
-    held.post()
+    post(hasty, one)
     eventually(lambda: hasty.private(owner) == [payload(2)])
     hasty.client.script_flush()
-    held.ack(two)
-    held.post()
-    held.post()
+    post(hasty, two)
+    hasty.in_flight.post()
     assert hasty.private(owner) == []
-    assert len(held.jobs) == 0
+    assert len(hasty.in_flight.jobs) == 0
 
 
 def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monkeypatch):
@@ -218,8 +212,7 @@ def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monk
     held = hasty.in_flight
     *first, last = hasty.take(owner, *(payload(n) for n in range(LEFT_MOST + 1)))
     for claimed in first:
-        held.ack(claimed)
-        held.post()
+        post(hasty, claimed)
         hasty.client.script_flush()
     held.ack(last)
     with monkeypatch.context() as patch:
@@ -236,13 +229,11 @@ def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(server, lost):
     interval = 0.01
     bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
     owner, held = bench.owner(), bench.in_flight
-    bench.push("mail", payload(1), payload(2))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    held.post()
+    [claimed] = bench.take(owner, payload(1), payload(2), most=1)
+    post(bench, claimed)
     began = monotonic()
     eventually(lambda: monotonic() > began + 2 * interval)
-    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [other] = bench.take(owner)
     assert other.job.payload == payload(2)
     assert (len(held.jobs), held.doubt, lost) == (1, False, [])
 
@@ -252,24 +243,20 @@ def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_askin
 ):
     """A plain consumer was away; meanwhile the server closed what idled."""
     held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
-    held.ack(claimed)
-    held.post()
+    [claimed] = hasty.take(owner, payload(1), payload(2), most=1)
+    post(hasty, claimed)
     eventually(lambda: hasty.private(owner) == [])
     kill_connections(hasty.client)
     eventually(lambda: held._line.overdue)
-    [other] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [other] = hasty.take(owner)
     assert other.job.payload == payload(2)
     assert (held.jobs.counts[State.SETTLED], lost) == (0, [])
 
 
 def test_a_forked_child_reads_no_answer_of_its_parents(hasty, owner, lost):
     held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2), payload(3))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, []).jobs
-    held.ack(one)
-    held.post()
+    one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
+    post(hasty, one)
     child = os.fork()
     if child == 0:
         try:
@@ -278,6 +265,6 @@ def test_a_forked_child_reads_no_answer_of_its_parents(hasty, owner, lost):
         finally:
             os._exit(two.job in held.jobs)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    [three] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [three] = hasty.take(owner)
     assert three.job.payload == payload(3)
     assert (hasty.private(owner), lost) == ([payload(3)], [])

@@ -11,7 +11,6 @@ import redis
 
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
-from celery_superfetch.owner.owner import Owner
 from support.servers.faults import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
@@ -77,8 +76,7 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(hasty, o
 def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(server, hasty, owner, lost):
     """The server has carried out the start, and its answer was lost."""
     held = hasty.in_flight
-    hasty.push("mail", payload(1), payload(2))
-    one, two = held.claim(owner.owner, ["mail"], 2, 1, [], 1).jobs
+    one, two = hasty.take(owner, payload(1), payload(2), starts=1)
     assert held.begin(one.job)
 
     def start() -> None:
@@ -123,9 +121,9 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(ser
     """A blocking read of the same process waits for the job and gets it, before anybody knows
     that it went. It ran twice."""
     held = hasty.in_flight
-    hasty.push("mail", payload(1))
-    held.requeue([held.claim(owner.owner, ["mail"], 1, 1, []).jobs[0].job])  # tells the script
-    [claimed] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [first] = hasty.take(owner, payload(1))
+    held.requeue([first.job])  # from here on the server knows the script
+    [claimed] = hasty.take(owner)
     server.pause()
     held.requeue([claimed.job])
     server.resume()
@@ -139,13 +137,10 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(ser
     assert held.doubt, "or one that no reply spoke of would stay here"
 
 
-def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server):
+def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server, make):
     """`retry_on_timeout` is an option of kombu's; a claim that redis-py repeats claims twice."""
     bench = Bench(server.client())
-    params = {"host": "127.0.0.1", "port": server.port}
-    membership = Owner(
-        {**params, "socket_timeout": TIMEOUT, "retry_on_timeout": True}, bench.config
-    )
+    membership = make(params={"socket_timeout": TIMEOUT, "retry_on_timeout": True})
     membership.join(1, {"mail": 0})
     membership.claim(["mail"], 1, 1)
     bench.push("mail", *(payload(n) for n in range(4)))
@@ -167,7 +162,6 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server):
     unknown = len(bench.private(membership.name)) - len(membership.in_flight.jobs)
     assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
     membership.in_flight.lost_claims.reconcile(membership.name, {"mail": 0})
-    membership.leave_for_good()
 
 
 @pytest.mark.parametrize("remembered", [True, False])
@@ -188,10 +182,9 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(hasty, owner,
     assert (len(held.jobs), lost) == (0, [])
 
 
-def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, url, hasty):
+def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, make, hasty):
     """D4. The reply to its claim was lost within two minutes of the first one's ack."""
-    params = {"host": "127.0.0.1", "port": server.port, "socket_timeout": TIMEOUT}
-    membership = Owner(params, hasty.config)
+    membership = make(params={"socket_timeout": TIMEOUT})
     membership.join(1, {"mail": 0})
     held, again = membership.in_flight, payload("again")
     for _ in range(2):
@@ -205,4 +198,3 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, url, hasty):
         assert held.lost_claims.reconcile(membership.name, {"mail": 0}) == 1
         assert hasty.queue() == [again]
         hasty.client.delete("mail")
-    membership.leave_for_good()

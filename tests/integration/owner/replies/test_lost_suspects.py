@@ -43,8 +43,7 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(server, hasty,
     """B. Beside it the crash of what starts would be the suspect's, which nobody has begun. The
     control: once the doubt is gone, the job starts."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
-    hasty.push("mail", one)
-    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [(job, _)] = hasty.take(owner, one)
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     unheard(server, lambda: held.claim_alone(owner.owner, "mail"))
     eventually(lambda: hasty.private(owner) == [suspect, one])
@@ -58,8 +57,7 @@ def test_nothing_starts_while_a_lost_reply_may_speak_of_a_suspect(server, hasty,
 def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(hasty, owner):
     """A network that stood still brought it after the doubt was cleared."""
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
-    hasty.push("mail", one)
-    [(job, _)] = held.claim(owner.owner, ["mail"], 1, 1, []).jobs
+    [(job, _)] = hasty.take(owner, one)
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
     assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
     assert held.begin(job)

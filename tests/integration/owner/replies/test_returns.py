@@ -33,8 +33,7 @@ def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server
     with FaultProxy(server.port) as proxy:
         bench = Bench(redis.Redis(port=proxy.port))
         owner, held = bench.owner(), bench.in_flight
-        bench.push("mail", *raws)
-        jobs = [claimed.job for claimed in held.claim(owner.owner, ["mail"], 150, 1, []).jobs]
+        jobs = [claimed.job for claimed in bench.take(owner, *raws, most=150)]
         direct.client.script_flush()
         direct.client.config_resetstat()
         proxy.cut_at(tell_between, reply_lost=False)
