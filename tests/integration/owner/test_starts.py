@@ -10,6 +10,7 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.owner.in_flight.jobs import State
+from support.servers.commands import calls
 from support.servers.faults import kill_connections
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -24,11 +25,6 @@ def digests(*payloads: bytes) -> list[str]:
 def running(bench: Bench, owner: Facts) -> frozenset[str]:
     """Claims that the server has as running."""
     return bench.lists.held(owner.owner).running
-
-
-def commands(bench: Bench) -> int:
-    stats = bench.client.info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
 
 
 # -- how long it may
@@ -61,10 +57,10 @@ def test_a_claim_records_the_first_of_its_jobs_as_running(bench, owner):
     one, two, three = bench.take(owner, ONE, TWO, THREE, starts=2)
     assert bench.recorded(owner) == digests(ONE, TWO)
     assert running(bench, owner) == {one.job.claim_id, two.job.claim_id}
-    before = commands(bench)
+    before = calls(bench.client, "eval", "evalsha")
     assert bench.hand_over(one)
     assert bench.hand_over(two)
-    assert commands(bench) == before, "it is recorded already"
+    assert calls(bench.client, "eval", "evalsha") == before, "it is recorded already"
     assert bench.hand_over(three)
     eventually(lambda: bench.recorded(owner) == digests(ONE, TWO, THREE))
 
@@ -116,10 +112,9 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench, owner):
     """Revoked, say."""
     [one] = bench.take(owner, ONE, starts=1)
     bench.in_flight.ack(one)
-    before = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
+    before = calls(bench.client, "hdel")
     bench.in_flight.delivered(one.job)
-    after = bench.client.info("commandstats").get("cmdstat_hdel", {}).get("calls", 0)
-    assert after == before
+    assert calls(bench.client, "hdel") == before
     bench.in_flight.flush()
     assert bench.recorded(owner) == []
 
@@ -133,10 +128,10 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench, owner):
     assert bench.hand_over(two)
     eventually(lambda: running(bench, owner) == {one.job.claim_id, two.job.claim_id})
     bench.in_flight.ack(one)
-    before = commands(bench)
+    before = calls(bench.client, "eval", "evalsha")
     assert bench.hand_over(three)
     eventually(lambda: running(bench, owner) == {two.job.claim_id, three.job.claim_id})
-    assert commands(bench) == before + 1
+    assert calls(bench.client, "eval", "evalsha") == before + 1
     assert bench.private(owner) == [THREE, TWO]
     assert bench.in_flight.jobs.counts[State.SETTLED] == 1, "nobody has waited for the answer"
 

@@ -25,6 +25,7 @@ from celery_superfetch.store.holdings import (
 )
 from celery_superfetch.store.private_lists import STEPS
 from celery_superfetch.store.queues import Queues
+from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -53,11 +54,10 @@ def test_what_an_owner_holds_is_told_apart(bench):
 def test_many_owners_are_counted_by_a_few_scripts(bench):
     owners = [bench.owner().owner for _ in range(CHUNK + 1)]
     bench.give(owners[-1], "mail", [ONE])
-    before = bench.client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0)
+    before = calls(bench.client, "evalsha")
     found = Holdings(bench.database).of(owners)
-    after = bench.client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert calls(bench.client, "evalsha") == before + 2
     assert found[owners[-1]].reserved == 1
-    assert after - before == 2
 
 
 @pytest.mark.parametrize("place", [RESERVED, PARKED, PROBATION])
@@ -121,7 +121,7 @@ def test_a_note_is_no_job_and_an_empty_list_no_row(bench):
     more = bench.owner(lists=["mail", "slow", "broken"])
     bench.client.config_resetstat()
     assert dict(look.of([more.owner])[more.owner].lists) == {}
-    assert "cmdstat_llen" not in bench.client.info("commandstats"), "one question tells"
+    assert not calls(bench.client, "llen"), "one question tells"
     bench.land(more, "slow", TWO)
     bench.client.set(bench.keys.landing(more.owner, "broken"), "a text")
     assert dict(look.of([more.owner])[more.owner].lists) == {"slow": 1}
@@ -171,7 +171,7 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     before = bench.database.server_time()
     bench.client.config_resetstat()
     assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
-    assert bench.client.info("commandstats")["cmdstat_lindex"]["calls"] == 2, "once in each list"
+    assert calls(bench.client, "lindex") == 2, "once in each list"
     eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
     age = queues.oldest(["mail"])["mail"] * 1000
     assert age <= bench.database.server_time() - before

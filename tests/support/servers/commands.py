@@ -16,12 +16,17 @@ SENT = {
 }
 
 
+def calls(client: redis.Redis, *names: str) -> int:
+    """How often these were called since the server's statistics were reset."""
+    stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
+
+
 def commands(server: Server, transport: str) -> int:
-    """How many were sent since the server's statistics were reset."""
-    stats = server.client().info("commandstats")
-    return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in SENT[transport])
+    """How many a consumer has sent for jobs."""
+    return calls(server.client(), *SENT[transport])
 
 
 def looked(client: redis.Redis) -> int:
-    """How often claims have looked into a list since the server's statistics were reset."""
-    return int(client.info("commandstats").get("cmdstat_rpop", {}).get("calls", 0))
+    """How often claims have looked into a list."""
+    return calls(client, "rpop")
