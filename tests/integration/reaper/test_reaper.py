@@ -19,6 +19,7 @@ from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.reaper import NAMED
 from celery_superfetch.reaper.report import Report
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
+from support.servers.commands import blocked
 from support.waiting import eventually
 from support.workers.bench import Bench, image_of, payload
 
@@ -156,7 +157,7 @@ def test_a_job_that_lands_while_its_owner_is_drained_is_not_left(bench):
         target=lambda: bench.client.blmove("mail", landing, 10, "RIGHT", "LEFT")
     )
     frozen.start()
-    eventually(lambda: bench.client.info("clients")["blocked_clients"])
+    eventually(lambda: blocked(bench.client))
     report = bench.reaper().reap()
     frozen.join()
     assert report.recovered >= len(orphans)

@@ -9,6 +9,7 @@ import pytest
 from celery_superfetch.model.job import Counters, digest
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.store.private_lists import STEPS
+from support.servers.commands import blocked
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.orphans import reaped, recover
@@ -132,7 +133,7 @@ def test_a_waiting_consumer_gets_the_oldest(bench):
         target=lambda: got.append(bench.client.blmove("mail", "taken", 10, "RIGHT", "LEFT"))
     )
     waiter.start()
-    eventually(lambda: bench.client.info("clients")["blocked_clients"])
+    eventually(lambda: blocked(bench.client))
     recover(bench, owner, jobs[::-1])
     waiter.join()
     assert got == [jobs[0]]

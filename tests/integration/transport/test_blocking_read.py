@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.wire.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
+from support.servers.commands import blocked
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
 from support.workers.bench import payload
@@ -81,11 +82,11 @@ def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
         for one in waiting:
             one.start()
         look = new.client()
-        eventually(lambda: look.info("clients")["blocked_clients"] == len(strangers))
+        eventually(lambda: blocked(look) == len(strangers))
         assert not unblock(membership.client, [read]), "it cannot be called off from here,"
         assert not read.close(), "nor cut: a claim may still land"
         cut(look, run_id(old.client()), [read.id])
-        assert look.info("clients")["blocked_clients"] == len(strangers)
+        assert blocked(look) == len(strangers)
         for one in waiting:
             one.join()
         for other in strangers:
@@ -115,7 +116,7 @@ def test_what_another_channel_gave_back_is_in_its_queue_alone(bench):
     assert bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
 
 
-def test_a_read_that_broke_with_a_job_leaves_none_behind(server, url, bench):
+def test_a_read_that_broke_with_a_job_leaves_none_behind(server, bench):
     """The server has moved the job, its reply is lost, and the first to notice calls it off."""
     with FaultProxy(server.port) as proxy, Inbox(proxy.url()) as inbox:
         done = proxy.cut_at(lambda words: words[:2] == [b"BLMOVE", b"mail"], reply_lost=True)

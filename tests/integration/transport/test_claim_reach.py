@@ -40,7 +40,7 @@ def receive(inbox: Inbox, count: int) -> list[str]:
     for number in range(first + 1, first + count + 1):
         inbox.receive(number)
         inbox.messages[-1].ack()
-    return [message.headers["id"] for message in inbox.messages[first:]]
+    return inbox.ids()[first:]
 
 
 def make_busy(bench: Bench) -> None:
@@ -98,7 +98,7 @@ def test_equal_queues_are_served_in_turn_when_there_is_room_for_more_than_one_ag
         receive(inbox, ALIKE + 1)
         inbox.consumer.qos(prefetch_count=3)
         inbox.receive(ALIKE + 4)
-        assert {m.headers["id"] for m in inbox.messages[-3:]} == {"q0 1", "q1 1", "q2 1"}
+        assert {*inbox.ids()[-3:]} == {"q0 1", "q1 1", "q2 1"}
     assert named == [*ALIKE * [20], 1, 5]
 
 

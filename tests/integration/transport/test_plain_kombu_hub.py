@@ -13,8 +13,9 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
+from support.servers.commands import blocked
 from support.waiting import always, eventually
-from support.workers.bench import Bench, payload
+from support.workers.bench import payload
 from support.workers.inbox import Inbox, turn_of
 
 
@@ -26,22 +27,13 @@ def hub() -> Iterator[Hub]:
     own.close()
 
 
-def names(inbox: Inbox) -> list[str]:
-    return [message.headers["id"] for message in inbox.messages]
-
-
-def waits(bench: Bench) -> bool:
-    """Whether a blocking read is under way at the server."""
-    return bool(bench.client.info("clients")["blocked_clients"])
-
-
 def registered(inbox: Inbox, hub: Hub) -> Inbox:
     inbox.connection.register_with_event_loop(hub)
     return inbox
 
 
 def receive(inbox: Inbox, hub: Hub, expected: list[str]) -> None:
-    eventually(lambda: turn_of(hub) and names(inbox) == expected, 10, 0)
+    eventually(lambda: turn_of(hub) and inbox.ids() == expected, 10, 0)
 
 
 def test_the_event_loop_consumes_on_after_its_connections_were_cut(url, bench, hub):
@@ -53,7 +45,7 @@ def test_the_event_loop_consumes_on_after_its_connections_were_cut(url, bench, h
         expected.append(str(number))
         receive(inbox, hub, expected)
         inbox.ack_all()
-        eventually(lambda: turn_of(hub) and waits(bench))
+        eventually(lambda: turn_of(hub) and blocked(bench.client))
         bench.client.client_kill_filter(_type="normal", skipme=True)
         seen, errors = inbox.messages, inbox.connection.connection_errors
         try:
@@ -82,14 +74,14 @@ def test_what_arrives_after_the_credit_is_used_up_waits_for_the_ack(url, bench, 
             return True
 
         bench.push("mail", payload(1))
-        eventually(lambda: go() and names(inbox) == ["1"], 10, 0)
+        eventually(lambda: go() and inbox.ids() == ["1"], 10, 0)
         if looped:  # in line no read waits while a job is in the callback's hands
-            eventually(lambda: go() and waits(bench))
+            eventually(lambda: go() and blocked(bench.client))
         bench.push("mail", payload(2))
         inbox.consumer.qos(prefetch_count=1)
-        always(lambda: go() and names(inbox) == ["1"], 0.3, 0)
+        always(lambda: go() and inbox.ids() == ["1"], 0.3, 0)
         inbox.messages[0].ack()
-        eventually(lambda: go() and names(inbox) == ["1", "2"], 10, 0)
+        eventually(lambda: go() and inbox.ids() == ["1", "2"], 10, 0)
         inbox.ack_all()
     assert bench.queue() == []
 
@@ -100,7 +92,7 @@ def test_what_arrives_late_survives_cancel_and_close(url, bench, hub, end):
     with registered(Inbox(url, prefetch=2), hub) as inbox:
         bench.push("mail", payload(1))
         receive(inbox, hub, ["1"])
-        eventually(lambda: turn_of(hub) and waits(bench))
+        eventually(lambda: turn_of(hub) and blocked(bench.client))
         bench.push("mail", payload(2))
         assert bench.queue() == [], "the blocking read has it"
         inbox.messages[0].ack()
@@ -108,7 +100,7 @@ def test_what_arrives_late_survives_cancel_and_close(url, bench, hub, end):
             inbox.consumer.cancel()
         else:
             inbox.channel.close()
-        assert names(inbox) == ["1"]
+        assert inbox.ids() == ["1"]
         assert bench.queue() == [payload(2)]
 
 
@@ -124,7 +116,7 @@ def test_a_channel_without_credit_does_not_stop_another(url, bench, hub):
         bench.push("other", payload("o", "other"))
         eventually(lambda: turn_of(hub) and other, 10, 0)
         other[0].ack()
-        assert names(inbox) == ["1"]
+        assert inbox.ids() == ["1"]
         inbox.messages[0].ack()
         receive(inbox, hub, ["1", "2"])
         inbox.ack_all()

@@ -15,7 +15,7 @@ from celery_superfetch.owner.owner import Owner
 from celery_superfetch.transport.fetch import reads as blocking
 from celery_superfetch.transport.fetch.fetch import AT_ONCE, POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
-from support.servers.commands import calls, looked
+from support.servers.commands import blocked, calls, looked
 from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.inbox import Inbox, publish
@@ -170,16 +170,12 @@ def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(s
 # -- where a job ends all waits
 
 
-def blocked(server: Server) -> int:
-    return int(server.client().info("clients")["blocked_clients"])
-
-
 def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(server):
     """A job would call off all others, and have them begin anew."""
     with Inbox(server.url(), "mail", "post", prefetch=1) as inbox:
         reads = inbox.channel.fetch.reads
         for number, (queue, priority) in enumerate([("post", 9), ("mail", 3), ("post", 0)], 1):
-            eventually(lambda: inbox.turn() or blocked(server) == 1)
+            eventually(lambda: inbox.turn() or blocked(server.client()) == 1)
             publish(server.url(), queue, number, priority=priority)
             inbox.receive(number)
             inbox.ack_all()
@@ -196,7 +192,7 @@ def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(serv
     server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
     url = server.url().replace("redis://", "redis://untold:x@")
     with Inbox(url, "mail", "post", prefetch=1) as inbox:
-        eventually(lambda: inbox.turn() or blocked(server) == 8)
+        eventually(lambda: inbox.turn() or blocked(server.client()) == 8)
         before = looked(server.client())
         inbox.turn(3 * POLL_INTERVAL)
         assert looked(server.client()) == before
@@ -207,12 +203,12 @@ def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(serv
 
 def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server):
     with Inbox(server.url()) as inbox:
-        eventually(lambda: inbox.turn() or blocked(server) == 4)
+        eventually(lambda: inbox.turn() or blocked(server.client()) == 4)
         always(lambda: inbox.turn() or True, during=2 * AT_ONCE)
         before = looked(server.client())
         publish(server.url(), "mail", "alone")
         inbox.receive(1)
-        eventually(lambda: inbox.turn() or blocked(server) == 4)
+        eventually(lambda: inbox.turn() or blocked(server.client()) == 4)
         assert looked(server.client()) == before + 1, "where it landed, and in no queue"
         publish(server.url(), "mail", *range(40))
         inbox.receive(41)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import pytest
 
 from celery_superfetch.transport.fetch import reads
+from support.servers.commands import blocked
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish
@@ -34,27 +36,18 @@ def looping(*inboxes: Inbox) -> Iterator[None]:
             thread.join()
 
 
-def blocked(bench: Bench) -> int:
-    return int(bench.client.info("clients")["blocked_clients"])
-
-
-def held(bench: Bench) -> int:
-    """Jobs in all private lists."""
-    return sum(len(bench.held(owner)) for owner in bench.registry.owners())
-
-
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_no_more_is_claimed_than_the_prefetch_allows(url, bench, prefetch):
     bench.push("mail", *(payload(n) for n in range(20)))
     with Inbox(url, prefetch=prefetch) as inbox:
         inbox.receive(prefetch)
         inbox.settle_in()
-        assert len(inbox.messages) == held(bench) == prefetch
+        assert len(inbox.messages) == len(bench.held()) == prefetch
         inbox.messages[0].ack()
         inbox.receive(prefetch + 1)
         inbox.settle_in()
         assert len(inbox.messages) == prefetch + 1
-        assert held(bench) == prefetch
+        assert len(bench.held()) == prefetch
 
 
 def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(url, bench):
@@ -68,18 +61,18 @@ def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(ur
             pipe.execute()
         inbox.receive(2)
         inbox.settle_in()
-        assert len(inbox.messages) == held(bench) == 2
+        assert len(inbox.messages) == len(bench.held()) == 2
         assert sum(len(bench.queue(queue)) for queue in queues) == 2
         inbox.ack_all()
         inbox.receive(4)
-        assert sorted(m.headers["id"] for m in inbox.messages) == queues
+        assert sorted(inbox.ids()) == queues
 
 
 @pytest.mark.parametrize("queue", ["first", "last", "first\x06\x169"])
 def test_an_idle_consumer_is_woken_by_the_job(url, bench, queue, monkeypatch):
     monkeypatch.setattr(reads, "BLOCK_TIMEOUT", 600)  # it is not woken by the end of its wait
     with Inbox(url, "first", "last") as inbox, looping(inbox):
-        eventually(lambda: blocked(bench) >= 1)
+        eventually(lambda: blocked(bench.client) >= 1)
         always(lambda: not inbox.messages, 0.3)
         bench.push(queue, payload(1))
         eventually(lambda: inbox.messages)
@@ -89,7 +82,7 @@ def test_a_job_wakes_exactly_one_of_several_idle_consumers(url, bench):
     """Each runs on its own; nobody gets what another one has."""
     inboxes = [Inbox(url, prefetch=1) for _ in range(5)]
     with looping(*inboxes):
-        eventually(lambda: blocked(bench) >= len(inboxes))
+        eventually(lambda: blocked(bench.client) >= len(inboxes))
         before = _calls(bench)
         bench.push("mail", payload(1))
         eventually(lambda: any(inbox.messages for inbox in inboxes))
@@ -105,19 +98,19 @@ def test_a_job_wakes_exactly_one_of_several_idle_consumers(url, bench):
 def test_jobs_for_all_reach_all_and_each_job_one(url, bench):
     inboxes = [Inbox(url, prefetch=1) for _ in range(4)]
     with looping(*inboxes):
-        eventually(lambda: blocked(bench) >= len(inboxes))
+        eventually(lambda: blocked(bench.client) >= len(inboxes))
         bench.push("mail", *(payload(n) for n in range(4)))
         eventually(lambda: all(len(inbox.messages) == 1 for inbox in inboxes))
-        assert {m.headers["id"] for inbox in inboxes for m in inbox.messages} == set("0123")
+        assert sorted(chain(*(inbox.ids() for inbox in inboxes))) == ["0", "1", "2", "3"]
     for inbox in inboxes:
         inbox.close()
 
 
 def test_an_idle_consumer_does_not_poll(url, bench):
     with Inbox(url, "mail", "slow") as inbox, looping(inbox):
-        eventually(lambda: blocked(bench) >= 8, message="it waits on 2 queues of 4 steps")
+        eventually(lambda: blocked(bench.client) >= 8, message="it waits on 2 queues of 4 steps")
         before = sum(_calls(bench).values())
-        always(lambda: blocked(bench) >= 8, during=2, every=2)
+        always(lambda: blocked(bench.client) >= 8, during=2, every=2)
         commands = sum(_calls(bench).values()) - before
         assert commands <= 6, "the test's own, and a heartbeat"
 

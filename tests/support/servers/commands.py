@@ -22,6 +22,11 @@ def calls(client: redis.Redis, *names: str) -> int:
     return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names)
 
 
+def blocked(client: redis.Redis) -> int:
+    """How many clients wait in a blocking command."""
+    return int(client.info("clients")["blocked_clients"])
+
+
 def commands(server: Server, transport: str) -> int:
     """How many a consumer has sent for jobs."""
     return calls(server.client(), *SENT[transport])

@@ -78,6 +78,9 @@ class Inbox:
     def said(self) -> list[Any]:
         return [message.decode() for message in self.messages]
 
+    def ids(self) -> list[str]:
+        return [message.headers["id"] for message in self.messages]
+
     def ack_all(self) -> None:
         """Ack what is not settled yet."""
         for message in self.messages:
