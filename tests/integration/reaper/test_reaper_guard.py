@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_superfetch.app.guard import guard_of
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering
@@ -44,17 +43,10 @@ def die(bench: Bench, sender: object, *raws: bytes, **facts: Any) -> Any:
     return bench.reaper(sender=sender).reap()
 
 
-def shop(bench: Bench, **options: Any) -> Celery:
-    """An app whose guard is asked."""
-    app = Celery("shop", broker="redis://localhost:6399", set_as_current=False)
-    app.conf.broker_transport_options = {"app_name": "shop", **options}
-
-    @app.task(name="shop.note", shared=False)
-    def note() -> None: ...
-
-    app.finalize()
-    job_recovering.connect(guard_of(app), sender=app, weak=False)
-    return app
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    """One whose guard is asked."""
+    return make_app()
 
 
 def test_without_anybody_to_ask_a_job_is_recovered(bench):
@@ -138,22 +130,19 @@ def test_each_job_of_a_batch_is_asked_about(bench):
     assert {job.task_id for job in bench.dead_set.find()} == {"1", "3"}
 
 
-def test_the_shipped_guard_kills_at_the_third_strike(bench):
-    app = shop(bench)
+def test_the_shipped_guard_kills_at_the_third_strike(bench, app):
     outcomes = [(report.recovered, report.killed) for report in (die(bench, app) for _ in "123")]
     assert outcomes == [(1, 0), (1, 0), (0, 1)]
     [job] = bench.dead_set.find()
     assert (job.strikes, len(job.history)) == (3, 3)
 
 
-def test_another_receiver_overrules_the_shipped_guard(bench):
-    app = shop(bench)
+def test_another_receiver_overrules_the_shipped_guard(bench, app):
     asked(app, lambda recovery: Decision.RECOVER)
     assert all(die(bench, app).recovered == 1 for _ in range(5))
 
 
-def test_deploys_do_not_strike_a_job_out(bench):
-    app = shop(bench)
+def test_deploys_do_not_strike_a_job_out(bench, app):
     for _ in range(19):
         assert die(bench, app, state="stopping").recovered == 1
         assert bench.queue() == [JOB]
@@ -161,19 +150,18 @@ def test_deploys_do_not_strike_a_job_out(bench):
     assert bench.on_probation() == [JOB], "but their number has a limit, too"
 
 
-def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(make_bench):
+def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(make_bench, app):
     bench = make_bench(recovery_limit=5)
-    app = shop(bench)
     assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
     outcomes = [die(bench, app, state="stopping").killed for _ in range(3)]
     assert outcomes == [0, 0, 1]
 
 
 @pytest.mark.parametrize("eta", [{}, {"eta": "2999-01-01T00:00:00+00:00"}], ids=["due", "ahead"])
-def test_what_kills_whoever_decodes_it_ends(make_bench, eta):
+def test_what_kills_whoever_decodes_it_ends(make_bench, app, eta):
     """It never runs, so nothing strikes it until it is alone, whatever its ETA."""
     bench = make_bench(recovery_limit=5)
-    app, bomb = shop(bench), payload("bomb", **eta)
+    bomb = payload("bomb", **eta)
     for n in range(5):
         bystander = payload(f"bystander {n}")
         bench.dead_owner([bystander, bomb], running=[bystander])
@@ -188,14 +176,12 @@ def test_what_kills_whoever_decodes_it_ends(make_bench, eta):
     [(JOB, {"app": "another"}), (payload(1, task="shop.unknown"), {})],
     ids=["of another app", "of a task this app does not have"],
 )
-def test_a_strangers_job_is_recovered_not_killed(bench, raw, facts):
-    app = shop(bench)
+def test_a_strangers_job_is_recovered_not_killed(bench, app, raw, facts):
     assert all(die(bench, app, raw, **facts).recovered == 1 for _ in range(5))
     assert len(bench.dead_set) == 0
 
 
-def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench):
-    app = shop(bench)
+def test_what_cannot_be_parsed_is_counted_and_killed_like_the_rest(bench, app):
     outcomes = [die(bench, app, b"\xffjunk").killed for _ in range(3)]
     assert outcomes == [0, 0, 1]
     [job] = bench.dead_set.find()
