@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from time import monotonic
 
 import pytest
@@ -19,48 +20,43 @@ from support.workers.bench import payload
 from support.workers.inbox import Inbox
 
 
-@pytest.fixture
-def inbox(url: str) -> Inbox:
-    own = Inbox(url, consume=False)
-    own.channel.fetch.join({"mail": 0})
-    return own
-
-
 def opened(inbox: Inbox) -> BlockingRead:
+    inbox.channel.fetch.join({"mail": 0})
     read = BlockingRead(inbox.channel.owner)
     read.connect()
     return read
 
 
-def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(inbox):
+@pytest.fixture
+def read(url: str) -> Iterator[BlockingRead]:
+    """One that is not armed yet."""
+    with Inbox(url, consume=False) as inbox:
+        made = opened(inbox)
+        yield made
+        made.close()
+
+
+def test_a_read_that_the_server_has_not_seen_yet_is_called_off_all_the_same(read):
     """They come by two connections, so that UNBLOCK may be there first; its reply is 0 then."""
-    with inbox:
-        read = opened(inbox)
-        began = monotonic()
-        late = threading.Timer(0.2, read.arm, ["mail"])
-        late.start()
-        assert unblock(inbox.channel.owner.client, [read])
-        late.join()
-        assert read.read() is None
-        assert monotonic() - began < BLOCK_TIMEOUT / 2
-        read.close()
+    began = monotonic()
+    late = threading.Timer(0.2, read.arm, ["mail"])
+    late.start()
+    assert unblock(read.owner.client, [read])
+    late.join()
+    assert read.read() is None
+    assert monotonic() - began < BLOCK_TIMEOUT / 2
 
 
-def test_a_read_that_was_served_already_brings_its_job(inbox, bench):
-    with inbox:
-        read = opened(inbox)
-        read.arm("mail")
-        bench.push("mail", payload(1))
-        assert unblock(inbox.channel.owner.client, [read])
-        assert read.read() == payload(1)
-        read.close()
+def test_a_read_that_was_served_already_brings_its_job(read, bench):
+    read.arm("mail")
+    bench.push("mail", payload(1))
+    assert unblock(read.owner.client, [read])
+    assert read.read() == payload(1)
 
 
-def test_what_cannot_be_called_off_in_time_is_left_to_wait(inbox):
-    with inbox:
-        read = opened(inbox)  # never armed: the server knows it, and it never blocks
-        assert not unblock(inbox.channel.owner.client, [read])
-        read.close()
+def test_what_cannot_be_called_off_in_time_is_left_to_wait(read):
+    """It is never armed: the server knows it, and it never blocks."""
+    assert not unblock(read.owner.client, [read])
 
 
 def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
@@ -70,9 +66,7 @@ def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
     strangers: list[redis.Redis] = []
     with FaultProxy(old.port) as address:
         inbox = Inbox(address.url(), consume=False)
-        inbox.channel.fetch.join({"mail": 0})
-        membership = inbox.channel.owner
-        read = opened(inbox)
+        membership, read = inbox.channel.owner, opened(inbox)
         read.arm("mail")
         address.upstream = ("127.0.0.1", new.port)
         membership.client.connection_pool.disconnect()

@@ -10,6 +10,7 @@ from kombu.asynchronous.hub import Hub
 
 from support.servers.commands import OURS, STOCK, commands
 from support.servers.server import Server
+from support.workers.inbox import Inbox, publish
 
 JOBS = 320
 PREFETCH = 16
@@ -39,27 +40,20 @@ def cost(
 ) -> float:
     """Commands a job, of a consumer that acks each as soon as it has it."""
     server.client().flushall()
-    done = 0
+    publish(server.url(), "mail", *range(JOBS))
+    with Inbox(server.url(), prefetch=PREFETCH, transport=transport, consume=False) as inbox:
 
-    def ack(message: kombu.Message) -> None:
-        nonlocal done
-        message.ack()
-        done += 1
+        def ack(message: kombu.Message) -> None:
+            message.ack()
+            inbox.messages.append(message)
 
-    with kombu.Connection(server.url(), transport=transport) as connection:
-        queue = kombu.Queue("mail", kombu.Exchange("mail"), "mail")
-        producer = connection.Producer(serializer="json")
-        for number in range(JOBS):
-            producer.publish(number, exchange="mail", routing_key="mail", declare=[queue])
-        with connection.channel() as channel:
-            consumer = kombu.Consumer(channel, [queue], on_message=ack)
-            consumer.qos(prefetch_count=PREFETCH)
-            consumer.consume()
-            turn = loop(connection)
-            server.client().config_resetstat()
-            while done < JOBS:
-                turn()
-            return commands(server, transport) / JOBS
+        inbox.consumer.on_message = ack
+        inbox.consumer.consume()
+        turn = loop(inbox.connection)
+        server.client().config_resetstat()
+        while len(inbox.messages) < JOBS:
+            turn()
+        return commands(server, transport) / JOBS
 
 
 def test_a_consumer_without_a_loop_sends_an_ack_for_each_job_and_claims_in_batches(own):
