@@ -11,7 +11,6 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
-from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.store.private_lists import WAITS
 from support.servers.faults import another_type
 from support.waiting import eventually
@@ -191,12 +190,6 @@ def test_settling_from_many_threads_loses_nothing(bench, owner, lost):
     bench.in_flight.flush()
     assert bench.private(owner) == []
     assert (len(bench.in_flight.jobs), lost) == (0, [])
-
-
-def test_a_new_process_holds_nothing(bench):
-    fresh = InFlight(bench.database)
-    assert (len(fresh.jobs), fresh.doubt) == (0, False)
-    assert settling(fresh) == (0, 0)
 
 
 def test_jobs_that_went_back_leave_no_payload_behind(bench):

@@ -163,6 +163,8 @@ def test_a_job_that_was_delivered_before_is_marked(bench, owner):
     assert again.token > first.token
     assert (other.job.payload, other.counters) == (b"2", None)
     assert (bool(again.counters), bool(other.counters)) == (True, False)
+    assert bench.ack(owner, again) == []
+    assert not bench.client.exists(bench.keys.recoveries(digest(b"1"))), "until its ack"
 
 
 def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench, owner):
@@ -201,20 +203,10 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
         bench.client.hset(key, "strikes", 1)
     known = Claimed(first.job, Counters(strikes=1))
     gone = Claimed(Job(owner.owner, "mail", b"9", "ff:mail"), Counters(strikes=1))
-    assert bench.ack(owner, gone, plain, known, starting=(following.job,)) == [1]
+    assert bench.ack(owner, gone, known, plain, starting=(following.job,)) == [1]
     assert bench.held(owner) == [following.job]
     assert [bench.client.exists(key) for key in counters] == [0, 1]
     assert bench.recorded(owner) == [digest(b"3")]
-
-
-def test_an_ack_clears_the_counters_of_a_job_that_was_delivered_before(bench, owner):
-    [first] = bench.claimed(owner, b"1")
-    bench.requeue(first.job)
-    counters = bench.keys.recoveries(digest(b"1"))
-    assert bench.client.exists(counters)
-    [again] = bench.claim(owner).jobs
-    bench.ack(owner, again)
-    assert not bench.client.exists(counters)
 
 
 def test_an_ack_that_finds_nothing_clears_no_counters(bench):

@@ -229,10 +229,10 @@ def test_a_wrong_option_is_refused_at_once(url):
         Inbox(url, owner_tll=1)
 
 
-def test_two_connections_of_one_process_are_one_owner(url, bench, make_bench):
+def test_two_connections_of_one_process_are_one_owner(url, bench):
     with Inbox(url, "mail") as one, Inbox(url, "slow") as two:
         one.settle_in()
         two.settle_in()
         [owner] = bench.registry.owners()
         assert {"mail", "slow"} <= set(bench.facts(owner).lists)
-    assert make_bench().registry.owners() == {}
+    assert bench.registry.owners() == {}

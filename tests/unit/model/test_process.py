@@ -142,10 +142,6 @@ def test_every_owner_is_a_new_one():
         assert ":" not in owner, "the private lists' keys are split at the first colon"
 
 
-def test_the_image_is_one_for_the_life_of_a_process():
-    assert ProcessImage.current() is ProcessImage.current()
-
-
 def test_a_forked_child_is_somebody_else():
     mine = ProcessImage.current()
     reader, writer = os.pipe()
