@@ -55,22 +55,10 @@ def test_two_equal_payloads_are_two_jobs(bench, owner):
     assert bench.held(owner) == [other.job]
 
 
-def test_an_ack_that_finds_nothing_is_announced(bench, owner, lost, caplog):
-    taken, kept = bench.take(owner, payload("taken"), payload("kept"))
-    bench.client.hdel(
-        bench.keys.private(owner.owner), taken.job.claim_id, WAITS + taken.job.claim_id
-    )
-    for claimed in (taken, kept):
-        bench.in_flight.ack(claimed)
-    bench.in_flight.flush()
-    assert lost == [lost_job(taken.job)]
-    assert f"Job {taken.job.title} from queue mail is no longer ours" in caplog.text
-    assert len(bench.in_flight.jobs) == 0
-
-
 @pytest.mark.parametrize("taken", ["plain", "counted"])
-def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lost, taken):
-    """The other, which has none, is acked first. A job that was taken away keeps its own."""
+def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lost, caplog, taken):
+    """The other, which has none, is acked first. A job that was taken away keeps its own, and is
+    announced."""
     counters = bench.keys.recoveries(digest(payload("counted")))
     bench.client.hset(counters, "recoveries", 1)
     bench.client.set(bench.keys.recovered, 1)
@@ -83,6 +71,8 @@ def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lo
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert lost == [lost_job(gone)]
+    assert f"Job {gone.title} from queue mail is no longer ours" in caplog.text
+    assert len(bench.in_flight.jobs) == 0
     assert bench.client.exists(counters) == (taken == "counted")
 
 

@@ -178,16 +178,6 @@ def test_a_tombstone_is_kept_while_something_has_landed(bench):
     assert (bench.queue(), bench.registry.tombstones()) == ([payload(1)], {})
 
 
-def test_a_tombstone_goes_when_its_time_is_over_and_its_lists_are_empty(bench):
-    owner = bench.dead_owner([payload(1)])
-    bench.reaper().reap()
-    bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
-    bench.give(owner.owner, "mail", [payload(2)])
-    assert bench.reaper().reap().recovered == 1
-    assert bench.registry.tombstones() == {}
-    assert bench.facts(owner).state == "reaped", "for a thawed one"
-
-
 def test_what_a_crashed_reaper_left_is_finished_by_the_next(bench):
     """It died right after its mark, and after some of the jobs."""
     orphans = jobs(4)

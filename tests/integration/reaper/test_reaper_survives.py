@@ -199,7 +199,8 @@ def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench):
     assert bench.reaper().reap().recovered == 1
     assert bench.queue() == [payload(1)]
     assert bench.registry.tombstones() == {}
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0, "for whoever thaws"
+    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
+    assert bench.facts(owner).state == "reaped", "for whoever thaws"
 
 
 def test_an_error_on_one_owner_does_not_end_the_pass(bench):
