@@ -76,6 +76,7 @@ def test_what_comes_late_does_not_meet_the_next_claim_of_its_job(bench, owner, r
     assert bench.requeue(first.job) == 1
     [again] = bench.claim(owner, starts=int(runs)).jobs
     assert bench.ack(owner, first, starting=(first.job,)) == [1]
+    assert bench.ack(owner, starting=(first.job,)) == []
     assert bench.requeue(first.job) == 0
     assert (bench.held(owner), bench.queue()) == ([again.job], [])
     assert bench.lists.held(owner.owner).running == ({again.job.claim_id} if runs else set())

@@ -32,6 +32,19 @@ def test_no_more_run_than_there_are_slots_and_the_next_begins_in_its_turn(starte
     assert set(ledger.runs().values()) == {1}
 
 
+def test_a_job_that_is_revoked_while_it_waits_does_not_run(started, shop, ledger, db):
+    gate = started()
+    shop.run("a")
+    revoked = shop.note.delay("b")
+    shop.note.delay("c")
+    waits(gate, 2)
+    state.revoked.add(revoked.id)
+    ledger.release("a")
+    eventually(lambda: "c" in ledger.finishes())
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert "b" not in ledger.runs()
+
+
 def test_a_job_that_has_left_while_it_waits_does_not_start_here(started, shop, ledger, db, caplog):
     gate = started()
     shop.run("a")

@@ -142,7 +142,10 @@ def test_only_the_latest_strikes_are_carried_whole():
         7,
         [],
         {},
-        *({"strikes": strikes, "since": 1000} for strikes in (True, 2.0, "2", 0, -1, None)),
+        *(
+            {"strikes": strikes, "since": 1, "history": []}
+            for strikes in (True, 2.0, "2", 0, -1, None)
+        ),
         {"strikes": 2, "since": None, "history": []},
     ],
     ids=repr,
@@ -221,7 +224,10 @@ def test_when_a_job_is_due(eta, seconds):
     ("raw", "title"),
     [
         (b"junk", f"unparseable payload[{digest(b'junk')}]"),
-        (payload(), "shop.add[id-1]"),
+        (
+            payload(properties={"delivery_tag": "", "delivery_info": {"routing_key": ""}}),
+            "shop.add[id-1]",
+        ),
     ],
 )
 def test_titles_say_what_is_known(raw, title):
