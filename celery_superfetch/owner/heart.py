@@ -78,6 +78,9 @@ class Heart:
         #: Our last two heartbeats (server ms): whoever knows one is our server, or its replica.
         self._heard: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
+        #: A new name whose registration had no answer: while this process lives no neighbour takes
+        #: that for dead, so the next try has to have it.
+        self._unheard = ""
         self._registry: Registry
         self._at: Params | None = None  # where that is, once it could be connected to
         self._socket: object = None  # of its connection, when that was looked at last
@@ -130,10 +133,13 @@ class Heart:
         kept = {name: ms for name, ms in facts.lists.items() if name not in unused}
         facts = facts.with_(lists={**kept, **lists})
         if lost or not old:
-            facts = facts.with_(owner=mint_owner(facts.process))
+            self._unheard = self._unheard or mint_owner(facts.process)
+            facts = facts.with_(owner=self._unheard)
         asked = clock()
         while (heard := self.registry.register(facts)).status == "reaped":
-            facts, lost = facts.with_(owner=mint_owner(facts.process)), heard.status
+            self._unheard = mint_owner(facts.process)
+            facts, lost = facts.with_(owner=self._unheard), heard.status
+        self._unheard = ""
         self._heard = ()
         # The first look: it saw nobody, and from here on it sees who is not heard.
         self.silence.interrupt()

@@ -13,7 +13,8 @@ from celery_superfetch.owner.heartbeats import Heartbeats
 from celery_superfetch.owner.here import owner_for, owners_here
 from celery_superfetch.owner.membership import MANY_UNUSED
 from celery_superfetch.owner.owner import Owner
-from support.servers.faults import kill_connections
+from celery_superfetch.store.wire.scripts import source
+from support.servers.faults import kill_connections, script
 from support.waiting import eventually
 from support.workers.bench import payload
 
@@ -246,3 +247,24 @@ def test_a_server_that_cannot_be_asked_registers_nobody(make):
         membership.join(1, {"mail": 0})
     assert not membership.name
     assert not hearts(membership)
+
+
+def test_a_registration_whose_answer_was_lost_leaves_no_second_name(make, bench, proxy):
+    """Nobody would speak under the first one again, nor could a neighbour take it for dead: its
+    process is there. It would be shown as frozen until this process ends."""
+    registers = script(source("heartbeat"))
+    bench.registry.leave(bench.owner(), 0)  # the server knows the script
+    member = make(params={"port": proxy.port})
+    cut = proxy.cut_at(registers, reply_lost=True)
+    with pytest.raises(redis.ConnectionError):
+        member.join(1, {"mail": 0})
+    assert cut.is_set()
+    member.join(1, {"mail": 0})
+    assert list(bench.registry.owners()) == [member.name]
+    assert bench.mark(member, "silent")
+    cut = proxy.cut_at(registers, nth=2, reply_lost=True)  # the first one learns of that
+    with pytest.raises(redis.ConnectionError):
+        member.heartbeat()
+    assert cut.is_set()
+    member.heartbeat()
+    assert list(bench.registry.owners()) == [member.name]
