@@ -58,7 +58,7 @@ MUTANTS = [
         "a start leaves the note that it waits",
         ("redis.call('HDEL', private, unpack(notes))", ""),
     ),
-    _in("requeue", "the job stays in its list", (LEAVES + " > 0", "true")),
+    _in("requeue", "the job stays in its list", (LEAVES, "")),
     _in("requeue", "the job does not arrive", ("redis.call(push, queue, payload)", "")),
     _in("park", "the job stays in its list", (LEAVES, "")),
     _in(
@@ -67,7 +67,11 @@ MUTANTS = [
         ("redis.call('ZADD', index, 'LT', due, queue_list)", ""),
     ),
     _in("release", "the job stays parked", ("redis.call('ZREM', parked, member)", "")),
-    _in("unland", "the job does not arrive", ("redis.call('RPUSH', queue, payload)", "")),
+    _in(
+        "unland",
+        "the job does not arrive",
+        ("redis.pcall('LMOVE', landing, queue, 'LEFT', 'RIGHT')", "redis.pcall('LPOP', landing)"),
+    ),
     _in("recover", "the job stays in its list", (LEAVES, "")),
     _in(
         "recover",

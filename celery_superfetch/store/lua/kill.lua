@@ -26,21 +26,23 @@ if not takes(queue) then notice = '' end
 local now = now()
 local payload, steps = unpack(redis.call('HMGET', private, claim, 's' .. claim))
 if not payload then return {'moved'} end
-redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
+redis.call('HDEL', private, 'w')  -- a removal first, and arrival before departure (shared.lua)
 if steps then record = string.sub(record, 1, -2) .. ', "steps": "' .. steps .. '"}' end
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By the time, a free name is found soon however many there are.
 local name, number = id, now * 1000
-while redis.call('HSETNX', jobs, name, record) == 0 do
+while redis.call('HEXISTS', jobs, name) == 1 do
   name, number = string.format('%s-%.0f', id, number), number + 1
 end
 redis.call('ZADD', dead, now, name)
 redis.call('ZADD', cap, now, name)
 redis.call('HSET', caps, name, cap)
+if is_told then redis.call('SADD', unannounced, name) end
+redis.call('HSET', jobs, name, record)
+redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
 redis.call('DEL', counters)
 redis.pcall('HINCRBY', stats, 'killed', 1)
 count_by_task(stats, 'killed', queue_list, payload)
-if is_told then redis.call('SADD', unannounced, name) end
 if notice ~= '' then
   local from, to = string.find(notice, placeholder)
   redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))

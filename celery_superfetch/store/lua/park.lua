@@ -7,12 +7,13 @@
 local private, parked, index, queue_list = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 redis.call('ZCARD', parked)
 redis.call('ZCARD', index)
+redis.call('HDEL', private, 'w')  -- a removal first, and arrival before departure (shared.lua)
 for i = 2, #ARGV, 3 do
   local id, due, head = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local payload = redis.call('HGET', private, id)
-  redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   if payload then
-    redis.call('ZADD', parked, due, head .. payload)
     redis.call('ZADD', index, 'LT', due, queue_list)
+    redis.call('ZADD', parked, due, head .. payload)
+    redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   end
 end

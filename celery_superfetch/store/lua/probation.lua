@@ -9,6 +9,7 @@ local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS
 local owner, queue_list, counters, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 redis.call('SISMEMBER', on_probation, queue_list)
+redis.call('RPOP', probation, 0)  -- a removal first, and arrival before departure (shared.lua)
 local payload = redis.call('LRANGE', probation, -1, -1)[1]
 if not payload then
   redis.call('SREM', on_probation, queue_list)
@@ -17,9 +18,8 @@ end
 local digest = redis.sha1hex(payload)
 local mark = redis.call(
   'HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'probation')
-redis.call('HLEN', private)
-redis.call('RPOP', probation)
-redis.call('HSET', private, id, payload)
 if mark[5] then redis.call('HSET', private, 's' .. id, mark[5]) end
+redis.call('HSET', private, id, payload)
+redis.call('RPOP', probation)
 if redis.call('EXISTS', probation) == 0 then redis.call('SREM', on_probation, queue_list) end
 return {'ok', payload, mark}

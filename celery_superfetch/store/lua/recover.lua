@@ -45,15 +45,14 @@ local function recover(i)
   local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
   local suspect = solitude ~= '0'
   local events = history(before[i][2], blame, id)
-  redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
-  -- At once: between the two it is nowhere.
   if suspect then
-    redis.call('LPUSH', probation, payloads[i])
     redis.call('SADD', on_probation, queue_list)
+    redis.call('LPUSH', probation, payloads[i])
   else
     redis.call('RPUSH', queue, payloads[i])
-    if expires > 0 then redis.call('PEXPIRE', queue, expires) end
   end
+  redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
+  if expires > 0 and not suspect then redis.call('PEXPIRE', queue, expires) end
   redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', events,
     'token', token(id, counters, before[i][4]))
   if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
@@ -67,6 +66,7 @@ local function recover(i)
   recovered = recovered + 1
   count_by_task(stats, 'recovered', queue_list, payloads[i])
 end
+redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
 for i = 1, jobs do
   local counters, at = KEYS[7 + i], 2 + 5 * i
   if unmarked then

@@ -20,6 +20,7 @@ redis.call('SISMEMBER', on_probation, '')
 local count, unfinished = 0, 0
 local function release(name)
   local parked, queue, probation = parked_of .. name, queue_of .. name, probation_of .. name
+  redis.call('ZREM', parked, '')  -- a removal first, and arrival before departure (shared.lua)
   -- The latest first: in front of each comes the one that is due before it.
   local members = redis.call('ZRANGE', parked, due, '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, most)
   local left, to_queue = room, false
@@ -30,14 +31,14 @@ local function release(name)
     -- A key of another type says as little as none.
     local suspect = counted
       and redis.pcall('HEXISTS', counters_of .. redis.sha1hex(payload), 'probation') == 1
-    redis.call('ZREM', parked, member)
     if suspect then
-      redis.call('LPUSH', probation, payload)
       redis.call('SADD', on_probation, name)
+      redis.call('LPUSH', probation, payload)
     else
       redis.call('RPUSH', queue, payload)
       to_queue = true
     end
+    redis.call('ZREM', parked, member)
     count = count + 1
   end
   if #members == most then unfinished = 1 end

@@ -19,18 +19,20 @@ for i = 1, jobs do
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))
   suspected[i], earlier[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
 end
-local total, to_queue = 0, false
+redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
+local total, to_queue, gone = 0, false, {}
 for i = 1, jobs do
   local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
-  if redis.call('HDEL', private, id, 'w' .. id, 's' .. id) > 0 and payload then
-    total = total + 1
+  if payload and not gone[id] then
+    total, gone[id] = total + 1, true
     if suspected[i] then
-      redis.call(push, probation, payload)
       redis.call('SADD', on_probation, queue_list)
+      redis.call(push, probation, payload)
     else
       redis.call(push, queue, payload)
       to_queue = true
     end
+    redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
     redis.pcall('HINCRBY', counters, 'requeues', 1)
     redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
     if steps[i] then redis.pcall('HSET', counters, 'steps', steps[i]) end

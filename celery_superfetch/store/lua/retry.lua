@@ -16,8 +16,10 @@ local caps = capped({id})
 if redis.call('HEXISTS', jobs, id) == 0 then return 0 end
 -- An x-expires that is known to others only may be over in a moment. They will set it again.
 redis.call('PERSIST', queue)
-drop({id}, caps)
+redis.call('HDEL', jobs, '')  -- may it leave? It arrives before (shared.lua)
 redis.call('LPUSH', queue, payload)
+redis.call('HDEL', jobs, id)
+drop({id}, caps)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 redis.call('DEL', counters)
 -- What is recorded counts, and not what the payload says.

@@ -5,7 +5,8 @@
 -- Returns: nothing
 -- Crash: it is a part of its script.
 -- A server over its memory limit lets our scripts run, but for one before 7.0: that allows a script
--- what follows a removal, wherefore they remove first.
+-- what follows a removal, wherefore they begin with one, if need be of nothing. A job arrives before it
+-- leaves: a user who may no longer do the one or the other (ACL) is told so then, and the job is there.
 
 -- The server's clock, in ms.
 local function now()

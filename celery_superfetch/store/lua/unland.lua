@@ -10,13 +10,12 @@ for i = 1, #ARGV do landings[i] = KEYS[2 * i - 1] end
 if redis.call('EXISTS', unpack(landings)) == 0 then return 0 end
 for i = 1, #ARGV do
   local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
-  -- A removal first: before 7.0 a server over its memory limit allows what follows one.
-  local payload = takes(queue) and redis.pcall('LPOP', landing)
+  redis.pcall('LPOP', landing, 0)  -- a removal first (shared.lua)
+  local payload = takes(queue) and redis.pcall('LMOVE', landing, queue, 'LEFT', 'RIGHT')
   local expires = type(payload) == 'string' and ARGV[i] ~= '0'
   while type(payload) == 'string' do  -- the newest first; an error is none
-    redis.call('RPUSH', queue, payload)
     total = total + 1
-    payload = redis.call('LPOP', landing)
+    payload = redis.call('LMOVE', landing, queue, 'LEFT', 'RIGHT')
   end
   if expires then redis.call('PEXPIRE', queue, ARGV[i]) end
 end

@@ -5,7 +5,9 @@ With a `strike_window` of 10**16 s EXPIRE failed behind LREM, and three of three
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -69,15 +71,15 @@ def test_what_holds_something_else_is_found_before_anything_moves(bench, client,
             check(content(client), before, made.settles)
 
 
-#: Counts what a script asks for, and fails at one of them; but not between the departure of a job
-#: and its arrival, which follow each other: of what can refuse that the test above knows all.
+#: Counts what a script asks for, and fails at one of them; but not between the arrival of a job and
+#: its departure, which follow each other: what can refuse that was asked for before.
 INJECTED = """
 local real, count, leaves = redis, 0, {LPOP = true, HDEL = true, RPOP = true, ZREM = true}
 local arrives = {LPUSH = true, RPUSH = true, HSET = true, HSETNX = true, ZADD = true}
 local last = ''
 local function refused(name)
   count = count + 1
-  local between = leaves[last] and arrives[name]
+  local between = arrives[last] and leaves[name]
   last = name
   return count == %d and not between
 end
@@ -113,6 +115,27 @@ def test_an_error_at_any_command_leaves_each_job_in_one_place(bench, client, cas
             failed += 1
         check(content(client), before, made.settles)
     assert failed >= 2, "there were errors"
+
+
+@each_script
+def test_a_user_who_loses_a_permission_loses_no_job(own, case):
+    """An upgrade wants one that an older user does not have, or somebody takes it away."""
+    place = own.connection_pool.connection_kwargs
+    allowed = ["ACL", "SETUSER", "worker", "on", ">pw", "~*", "&*", "+@all"]
+    own.execute_command(*allowed)
+    user = redis.Redis(port=place["port"], username="worker", password="pw")
+    bench = Bench(user, dead_limit=1)
+    names = {n.lower() for n in re.findall(r"call\(\s*'([A-Z]+)'", source(case(bench).call.name))}
+    for name in sorted(names | {"lpush", "rpush"}):  # these may be a variable there
+        own.execute_command(*allowed)
+        own.flushall()
+        made = case(bench)
+        before = content(own)
+        own.execute_command("ACL", "SETUSER", "worker", f"-{name}")
+        with suppress(redis.ResponseError):
+            bench.run(made.call)
+        check(content(own), before, made.settles)
+    user.close()
 
 
 def test_control_a_job_that_leaves_before_the_check_is_lost(bench, client):
