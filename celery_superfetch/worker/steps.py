@@ -20,6 +20,7 @@ from ..errors import SuperfetchError
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
+from ..store.wire.scripts import read_all
 from ..store.wire.server import check_platform, check_server
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
@@ -48,6 +49,7 @@ class Maintenance(bootsteps.StartStopStep):
         if not issubclass(worker.app.connection_for_read().get_transport_cls(), Transport):
             self.enabled = False  # and none of our options is read: they may be the other broker's
             return
+        read_all()
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
         self.metrics: Any = None  # their server, where ``metrics_port`` says so

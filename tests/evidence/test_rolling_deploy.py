@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, chain
 from kombu.transport.redis import Channel
 
+import celery_superfetch
 from support.servers.database import name_of
 from support.waiting import always, eventually
+from support.workers.worker import process_env
 
 RESTORES_AT_ONCE = {
     "visibility_timeout": 1,
@@ -169,3 +174,28 @@ def test_side_by_side_stock_restores_its_own_long_jobs_and_never_ours(
     worker(queues=["old"], pool="threads", concurrency=1)
     eventually(lambda: ledger.runs() == {"stock's": 2, "ours": 1})
     always(lambda: ledger.runs() == {"stock's": 2, "ours": 1}, during=1.0)
+
+
+def test_a_worker_whose_package_is_upgraded_beneath_it_stops_by_its_own_scripts(
+    worker, app, shop, ledger, db, tmp_path
+):
+    """`pip install -U`, and then a restart: those of the new version may mean other things."""
+    site, package = tmp_path / "site", Path(celery_superfetch.__file__).parent
+    shutil.copytree(package, site / package.name)
+    paths = os.pathsep.join([str(site), process_env({})["PYTHONPATH"]])
+    old = worker(concurrency=1, env={"PYTHONPATH": paths})
+    chain(shop.hold.si("running"), shop.note.si("next"), app=app).apply_async()
+    eventually(ledger.starts)
+    waiting = [f"n{n}" for n in range(3)]
+    for name in waiting:
+        shop.hold.delay(name)
+    eventually(lambda: sum(map(len, db.held().values())) == 4)
+    for script in (site / package.name).rglob("*.lua"):
+        script.write_text("return redis.error_reply('of another version')")
+    old.term()
+    eventually(lambda: db.waiting() == waiting, message="what waits goes back")
+    ledger.release()
+    old.wait_exit()
+    assert db.waiting() == [*waiting, "next"], "and its pool has handed on"
+    assert not db.private_lists()
+    assert not db.owners()

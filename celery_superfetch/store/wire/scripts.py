@@ -17,6 +17,8 @@ from redis.exceptions import NoScriptError, ResponseError
 from ...model.job import digest
 from .server import info, server_version
 
+LUA = Path(__file__).parents[1] / "lua"
+
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
 IDLE = 1.0  # seconds after which a connection is looked at before use: it may have been closed
@@ -176,11 +178,16 @@ class Line:
         return replies
 
 
+def read_all() -> None:
+    """Read them while they are those of this version: where the package is upgraded beneath a
+    worker, it and its pool would go on by scripts that mean their arguments otherwise."""
+    for path in LUA.glob("*.lua"):
+        source(path.stem)
+
+
 @cache
 def source(name: str) -> str:
-    lua = Path(__file__).parents[1] / "lua"
-    text = (lua / f"{name}.lua").read_text()
-    shared = (lua / "shared.lua").read_text()
+    text, shared = ((LUA / f"{part}.lua").read_text() for part in (name, "shared"))
     calls = "|".join(re.findall(r"^local function (\w+)", shared, re.MULTILINE))
     before = shared if re.search(rf"\b({calls})\(", text) else ""
     return "KEYS[#KEYS] = nil\n" + before + text  # scripts do not see the key that never exists
