@@ -239,8 +239,10 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
     policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
     level: Level
     if policy not in (None, "noeviction"):
-        level = "critical" if most else "warning"
-        text = f"the server may evict jobs: its maxmemory-policy is {policy}"
+        expiring = policy.startswith("volatile-")
+        level = "critical" if most and not expiring else "warning"
+        lost = "strikes, and queues with x-expires" if expiring else "jobs"
+        text = f"the server may evict {lost}: its maxmemory-policy is {policy}"
         fix = (
             "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import redis
 
+from celery_superfetch.store.wire.server import check_server
 from support.servers.database import Database
 from support.servers.server import Server
 from support.waiting import always, eventually
+from support.workers.bench import Bench, payload
 
 QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
 
@@ -138,6 +142,25 @@ def test_a_server_that_may_evict_keys_is_warned_of(worker, fresh_server):
     log = one.log()
     assert log.count("maxmemory-policy is allkeys-lru") == 1, "E7. Not at each look"
     assert "noeviction" in log
+
+
+def test_a_server_that_evicts_what_expires_keeps_the_jobs(fresh_server, caplog):
+    """By `volatile-lru`, ElastiCache's default: of ours strikes expire, and no job does."""
+    own: Server = fresh_server(maxmemory_policy="volatile-lru")
+    client, bench = own.client(), Bench(own.client())
+    dead = bench.dead_owner([payload(n) for n in range(20)], running=[payload(0), payload(1)])
+    bench.push("mail", payload("waits"))
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**20)
+    for n in range(8):
+        client.set(f"result-{n}", "x" * 2**16, ex=1000)
+    with suppress(redis.exceptions.OutOfMemoryError):
+        for n in range(50):
+            client.set(f"kept-{n}", "x" * 2**16)
+    assert not client.keys("result-*"), "all that expires is gone"
+    assert len(bench.queue()) + len(bench.private(dead)) == 21
+    check_server(client)
+    assert "jobs and all" not in caplog.text
+    assert "volatile-lru): strikes, by which" in caplog.text
 
 
 def test_a_wrong_password_is_said_and_the_queue_is_left_alone(

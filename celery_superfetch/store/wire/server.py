@@ -89,10 +89,13 @@ def check_server(client: Redis, prefix: str = "") -> None:
         )
     policy = str(fields.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
+        lost = "private lists, the dead set and kombu's own queues can then vanish, jobs and all"
+        if policy.startswith("volatile-"):
+            lost = "strikes, by which killers are found, and queues with x-expires can vanish"
         warn_once(
-            f"The broker may evict keys (maxmemory-policy is {policy}): private lists, the dead "
-            "set and kombu's own queues can then vanish, jobs and all. Set `maxmemory-policy "
-            "noeviction` on the server; celery_superfetch goes on working at its limit."
+            f"The broker may evict keys (maxmemory-policy is {policy}): {lost}. Set "
+            "`maxmemory-policy noeviction` on the server; celery_superfetch goes on working at its "
+            "limit."
         )
     try:
         client.evalsha(client.script_load("return 1"), 0)

@@ -151,6 +151,7 @@ def test_nobody_makes_passes(seen, last):
 SERVER = {
     "eviction": ({"eviction_policy": "allkeys-lru"}, "critical"),
     "eviction without a limit": ({"eviction_policy": "allkeys-lru", "maxmemory": 0}, "warning"),
+    "eviction of what expires": ({"eviction_policy": "volatile-lru"}, "warning"),
     "memory": ({"used_memory": 85 * MIB}, "warning"),
     "memory, nearly all": ({"used_memory": 96 * MIB}, "critical"),
     "no-persistence": ({"append_only": False}, "warning"),
