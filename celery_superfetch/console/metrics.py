@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
@@ -12,7 +13,6 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from celery import Celery
-from celery.utils.log import get_logger
 
 from ..errors import ConfigError
 from ..inspector import PATIENCE, Counts, Inspector, RunCounts
@@ -41,7 +41,8 @@ except ImportError as exc:
 
 T = TypeVar("T", CounterMetricFamily, GaugeMetricFamily)
 
-logger = get_logger(__name__)
+#: Not Celery's: that one has a handler that says nothing, and an exporter sets up no other.
+logger = logging.getLogger(__name__)
 
 #: Seconds for which what was read is told again: several may scrape, and the server is asked once.
 FRESH = 2.0
@@ -85,7 +86,10 @@ class Metrics(Collector):
                 self._asking.start()
             asking = self._asking
         asking.join(PATIENCE)
-        return None if asking.is_alive() else self._found
+        if asking.is_alive():
+            logger.warning("Metrics: the broker has not answered for %g s.", PATIENCE)
+            return None
+        return self._found
 
     def _ask(self) -> None:
         try:

@@ -140,11 +140,12 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
 
 def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server, exporter):
     server = fresh_server()
-    _, at = exporter(url=server.url())
+    process, at = exporter(url=server.url())
     assert value(samples(scrape(at)), "up") == 1
     server.pause()
     down = {("superfetch_up", frozenset()): 0}  # each scrape has its end, by its own timeout
     eventually(lambda: samples(scrape(at)) == down, message="what was read is told for 2 s more")
+    process.wait_log("Metrics: the broker has not answered for 5 s.")
     server.resume()
     eventually(lambda: value(samples(scrape(at)), "up") == 1, 40)
 
@@ -153,6 +154,7 @@ def test_once_prints_them_and_fails_where_there_are_none(cli):
     assert value(samples(cli("metrics", "--once").out), "up") == 1
     gone = cli("metrics", "--once", url=f"redis://127.0.0.1:{free_port()}/0", code=1)
     assert value(samples(gone.out), "up") == 0
+    assert "Metrics could not ask the broker: Error 111" in gone.err, "else nobody knows why"
 
 
 def test_without_the_extra_it_says_what_to_install(cli):
