@@ -116,7 +116,7 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
     if app is not None:
         with Inspector.of(app, timeout=options.timeout) as inspector:
             return _check(inspector, options.this_host, options.node)
-    urls = list(filter(None, options.broker.split(";")))
+    urls = list(filter(None, options.broker.split(";"))) or [""]
     if options.broker.startswith("sentinel:"):
         urls = [options.broker]
 

@@ -170,6 +170,7 @@ def test_which_server(probe, make_bench, fresh_server, url):
     replica = fresh_server(replicaof=["127.0.0.1", str(own.port)])
     assert "read-only replica" in probe(code=2, url=replica.url())
     assert "--master" in probe(code=2, url="sentinel://127.0.0.1:1")
+    assert "see that it begins with redis://" in probe(code=2, url=""), "a variable that is not set"
 
 
 @pytest.mark.parametrize(
