@@ -276,10 +276,10 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
         text += f", and {remaining} more within the hour" if remaining else ""
         fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
         yield Finding("note", "job-killed", text, fix)
-    if dead["size"] >= NEAR * dead["limit"]:
-        full = dead["size"] >= dead["limit"]
+    if (kept := dead["of_app"]) >= NEAR * dead["limit"]:
+        full = kept >= dead["limit"]
         loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
-        text = f"the dead set holds {dead['size']} jobs of {dead['limit']}: {loss}"
+        text = f"the dead set holds {kept} jobs of {dead['limit']}: {loss}"
         fix = f"`{command} dead list`, then `dead retry` or `dead delete`; or raise dead_limit"
         yield Finding("warning", "dead-set-full", text, fix)
     if jobs := dead["unannounced"]:

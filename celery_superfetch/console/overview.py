@@ -50,6 +50,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         "queues": queue_rows(inspector, owners_lists, served),
         "dead_set": {
             "size": len(inspector.dead_set),
+            "of_app": inspector.dead_set.of_app(),
             "limit": inspector.database.config.dead_limit,
             "unannounced": inspector.dead_set.untold(),
             **_killed(inspector, now),

@@ -104,8 +104,9 @@ def _facts(overview: dict[str, Any]) -> Iterator[str]:
         yield f"Beat: {row['host']} pid {row['pid']}, last tick {ago(row['at'], now)}"
     if overview["unacked"]:
         yield f"Unacked by stock workers: {number(overview['unacked'], 'job')}"
+    whose = "" if dead["size"] == dead["of_app"] else f"; of this app {dead['of_app']}"
     yield (
-        f"Dead set: {number(dead['size'], 'job')} of at most {dead['limit']}, "
+        f"Dead set: {number(dead['size'], 'job')}{whose} of at most {dead['limit']}, "
         f"{dead['unannounced']} unannounced"
     )
     yield f"Server: {_server(overview['server'])}"

@@ -36,6 +36,11 @@ class DeadSet(Structure):
     def __len__(self) -> int:
         return int(self.client.zcard(self.keys.dead))
 
+    def of_app(self) -> int:
+        """How many count in the app's ``dead_limit``; all, where nobody knows which app it is."""
+        name = self.config.app_name
+        return int(self.client.zcard(self.keys.dead_of(name))) if name else len(self)
+
     def __iter__(self) -> Iterator[DeadJob]:
         return self.find()
 

@@ -32,7 +32,8 @@ def test_status_of_an_empty_database(cli):
     found = cli("status", "--json").json()
     assert found["owners"] == []
     assert found["tombstones"] == {"owners": 0, "in_flight": 0}
-    dead = {"size": 0, "limit": 10_000, "unannounced": 0, "killed_lately": 0, "newest": None}
+    dead = {"size": 0, "of_app": 0, "limit": 10_000, "unannounced": 0}
+    dead |= {"killed_lately": 0, "newest": None}
     assert found["dead_set"] == dead
     assert found["beats"] == []
     assert (found["deaths"], found["last_pass"]) == ([], None)

@@ -112,3 +112,16 @@ def test_a_job_that_was_just_killed_is_seen_wherever_one_looks(worker, shop, db,
     )
     assert float(total) == 2
     assert "superfetch_dead_set_size 1.0" in metrics
+
+
+def test_a_dead_set_is_full_by_the_jobs_of_the_app_that_asks(cli, make_bench):
+    """Another app in the database has a limit of its own."""
+    blog, shop = make_bench(app_name="blog"), make_bench()
+    blog.killed(*map(payload, range(9)))
+    shop.killed(payload("a"))
+    text = cli("status", options={"dead_limit": 5}).out
+    assert "Dead set: 10 jobs; of this app 1 of at most 5, 10 unannounced" in text
+    assert "drops the oldest" not in text
+    shop.killed(*(payload(f"b{n}") for n in range(4)))
+    text = cli("status", options={"dead_limit": 5}).out
+    assert "the dead set holds 5 jobs of 5: each further one drops the oldest" in text

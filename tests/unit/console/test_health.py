@@ -179,9 +179,9 @@ def test_a_server_that_saves_or_may_not_be_asked_is_not_blamed(seen):
 
 
 def test_the_dead_set_is_near_its_limit(seen):
-    seen["dead_set"]["size"] = 8_000
+    seen["dead_set"]["of_app"] = 8_000
     assert "beyond that" in only(seen).text
-    seen["dead_set"]["size"] = 10_000
+    seen["dead_set"]["of_app"] = 10_000
     assert "each further one" in only(seen).text
     assert only(seen)[:2] == ("warning", "dead-set-full")
 
