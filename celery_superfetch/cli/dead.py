@@ -182,18 +182,21 @@ def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
     """Delete killed jobs for good."""
     from ..app.dead_set import GONE
     from ..errors import JobNotFound
+    from ..model.arguments import task_title
 
-    deleted: list[str] = []
+    deleted: dict[str, str] = {}
     errors: list[dict[str, Any]] = []
     for id in dict.fromkeys(ids):
         try:
             job = session.dead_set.get(id)
             if not session.dead_set.delete(job.id):
                 raise JobNotFound(GONE.format(id))
-            deleted.append(job.id)
+            deleted[job.id] = f"{task_title(job.task)}[{job.task_id}]"
         except JobNotFound as exc:
             errors.append({"id": id, "error": str(exc)})
-    session.end({"deleted": deleted}, errors, [f"Deleted {id}" for id in deleted])
+    # By its start an id may be another's than the one that was meant.
+    lines = [f"Deleted {id}: {title}" for id, title in deleted.items()]
+    session.end({"deleted": [*deleted]}, errors, lines)
 
 
 @command(dead, "purge")

@@ -254,7 +254,7 @@ def test_an_unknown_id_does_not_hold_up_the_others(cli, dead):
 
     done = cli("dead", "delete", "nope", first["id"], code=1)
     assert "no job 'nope' in the dead set" in done.err
-    assert f"Deleted {first['id']}" in done.out
+    assert f"Deleted {first['id']}: {first['task']}[{first['task_id']}]\n" in done.out
     done = cli("dead", "delete", second["task_id"], "nope", "--json", code=1).json()
     assert done["deleted"] == [second["id"]]
     assert [error["id"] for error in done["errors"]] == ["nope"]
