@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: Seconds without an answer after which it is said that one is waited for.
 PATIENCE = 3
 
+#: Errors named on a terminal: more push what was done off the screen.
+MOST_ERRORS = 20
+
 SECONDS = click.FloatRange(0)
 
 COMMANDS = "celery_superfetch.commands"  # group of entry points
@@ -82,8 +85,10 @@ class Session:
     ) -> None:
         """Say what was done of what was asked for, and on stderr what was not: then 1."""
         self.say({**done, "errors": errors}, lambda: [*map(self.tables.line, lines)])
-        for error in errors:
+        for error in errors[:MOST_ERRORS]:
             complain(f"Error: {error['id']}: {error['error']}")
+        if len(errors) > MOST_ERRORS:
+            complain(f"and {len(errors) - MOST_ERRORS} more errors; --json has them all")
         if errors:
             raise click.exceptions.Exit(1)
 

@@ -94,3 +94,14 @@ def test_a_list_as_json_is_a_whole_copy(cli, bench: Bench):
         for row in copy["jobs"]
     ]
     assert sorted(payloads) == sorted(raws)
+
+
+def test_many_errors_do_not_hide_what_was_done(cli, bench: Bench):
+    """When two people retry all at once, each is refused what the other has put back."""
+    jobs = bench.killed(*(payload(n) for n in range(30)))
+    bench.dead_set.reserve(jobs[1:])  # somebody else's
+    done = cli("dead", "retry", "--all", "--yes", code=1)
+    assert done.out == "Put back 1 of 30 jobs.\n"
+    assert done.err.count("by somebody else at this moment") == 20
+    assert "and 9 more errors; --json has them all" in done.err
+    assert len(cli("dead", "retry", "--all", "--yes", "--json", code=1).json()["errors"]) == 29
