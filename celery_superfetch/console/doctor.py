@@ -46,7 +46,10 @@ def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
         overview = overview_of(inspector)
     except NoPermissionError as exc:
         text = f"the server does not let this user see how things are ({exc})"
-        fix = "give it the permissions of docs/reference/options, for `status` as well"
+        fix = (
+            "ACL SETUSER <name> +scard +zcount, which `status`, `check` and the metrics need "
+            "beside what a worker needs (docs/reference/options, Permissions)"
+        )
         all_findings.append(Finding("warning", "no-overview", text, fix))
         all_findings.extend(_permissions(inspector, app.amqp.queues))
     else:

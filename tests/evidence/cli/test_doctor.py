@@ -202,3 +202,5 @@ def test_permissions_as_the_doctor_tells_of_them(cli, user):
         "critical: the server's ACL forbids this user hsetnx, zr"
     )
     assert "no-overview" in found
+    fixes = cli("doctor", url=user("~*", *fewer), code=1).out
+    assert "Fix: ACL SETUSER <name> +scard +zcount, which `status`, `check` and" in fixes
