@@ -11,6 +11,7 @@ from celery import Celery
 from ..inspector import PARKED, PROBATION, Inspector
 from ..model.config import KILL_COMMAND
 from ..model.facts import Facts
+from ..model.words import command
 from .jobs import Look, Which
 
 #: State -> why a job cannot be killed that is in it.
@@ -37,7 +38,7 @@ def named(inspector: Inspector, ids: Sequence[str]) -> tuple[Rows, Rows]:
         if not fit:
             error = (
                 "no such job is in flight: it has ended, waits on its queue, or is in the dead set "
-                "(`celery superfetch dead list`)"
+                f"(`{command()} dead list`)"
             )
         elif len(fit) > 1:
             rows = "".join(f"\n  {job['digest']} {title_of(job)} {job['state']}" for job in fit)
@@ -45,7 +46,7 @@ def named(inspector: Inspector, ids: Sequence[str]) -> tuple[Rows, Rows]:
         elif fit[0]["state"] in NOBODYS:
             error = NOBODYS[fit[0]["state"]]
         elif fit[0]["verdict"] != "alive":
-            error = "its worker is dead: `celery superfetch reap` gives it back to its queue"
+            error = f"its worker is dead: `{command()} reap` gives it back to its queue"
         elif not fit[0]["node"]:
             error = "who has it is no Celery worker: stop that, and it goes back to its queue"
         if error:

@@ -9,6 +9,7 @@ from typing import Any
 from ..model.dead_job import DeadJob
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame, toll
+from ..model.words import command
 from ..signals import job_killed, job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
 
@@ -68,12 +69,13 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         return None
     dead = DeadJob.of(recovery, outcome.dead_id.decode())
     logger.error(
-        "Job %s was killed%s after %s (last: %s). It is whole in the "
-        "dead set as %s: look with `celery superfetch dead show`, put it back with `retry`.",
+        "Job %s was killed%s after %s (last: %s). It is whole in the dead set: `%s dead show %s` "
+        "says why, and `dead retry` puts it back.",
         recovery.title,
         " before it ran again," if recovery.counted else "",
         toll(recovery.strikes, recovery.recoveries),
         recovery.reason,
+        command(),
         dead.id,
     )
     if outcome.notice is None:  # else that has it to tell

@@ -16,6 +16,7 @@ from ..model.job import Job, queue_list_of
 from ..model.silence import Silence
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
+from ..model.words import command
 from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
@@ -106,8 +107,9 @@ class Reaper(Structure):
                 logger.warning(
                     "Unknown owner %s is registered now. Its jobs are given back if nobody is "
                     "heard under that name for a full owner_ttl: watch it, by a worker that runs "
-                    "or by `superfetch reap --wait`.",
+                    "or by `%s reap --wait 75`.",
                     owner,
+                    command(),
                 )
         return adopted
 
@@ -247,9 +249,10 @@ class Reaper(Structure):
         if surplus:
             logger.warning(
                 "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
-                "is killed so often (`celery superfetch dead list`), put back what you need (`dead "
-                "retry`), or raise dead_limit (%d; for unparseable items it is %d).",
+                "is killed so often (`%s dead list`), put back what you need (`dead retry`), or "
+                "raise dead_limit (%d; for unparseable items it is %d).",
                 surplus,
+                command(),
                 self.config.dead_limit,
                 JUNK_LIMIT,
             )

@@ -12,6 +12,7 @@ from ..model.config import ANNOUNCE_TASK, DEAD_ID
 from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob
 from ..model.job import digest, parse
 from ..model.strikes import Recovery
+from ..model.words import command
 from .database import Structure, chunks
 from .wire.scripts import Call
 
@@ -111,7 +112,7 @@ class DeadSet(Structure):
             raise JobNotFound(f"{id!r} fits {len(matches)} jobs of the dead set:{rows}")
         raise JobNotFound(
             f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
-            "or never killed; `superfetch dead list` shows what is there"
+            f"or never killed; `{command()} dead list` shows what is there"
         )
 
     def exact(self, id: str) -> DeadJob | None:

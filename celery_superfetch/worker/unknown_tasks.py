@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from ..app.chords import fail_part
 from ..model.facts import Facts
 from ..model.job import Job
+from ..model.words import command
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
@@ -70,11 +71,12 @@ class Discards:
         dead = delivery.end_by(owner.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
-                "Job %s is in the dead set as %s: %s. Put it back with `celery superfetch dead "
-                "retry` when a worker knows its task.",
+                "Job %s is in the dead set: %s. Put it back with `%s dead retry %s` when a worker "
+                "knows its task.",
                 delivery.job.title,
-                dead.id,
                 dead.reason,
+                command(),
+                dead.id,
             )
             self._discard(discard, *args)  # which is left to do: tell its caller
         return None

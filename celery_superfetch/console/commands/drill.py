@@ -7,7 +7,7 @@ from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, complain, in_session, quantity, warn
 from ...model.process import kill_tree
-from ...model.words import number, span
+from ...model.words import command, number, span
 from ..drill import Drill, Run, is_here
 
 
@@ -38,7 +38,7 @@ def drill(
     if not trial.find_victim(wait):
         raise click.ClickException(
             f"no worker has started a job of the drill within {wait:g} s. See whether one serves "
-            f"queue {queue!r} (`celery superfetch status`), has a free slot, and has this version "
+            f"queue {queue!r} (`{command()} status`), has a free slot, and has this version "
             "of celery_superfetch. No worker was killed; the jobs only sleep, and expire soon"
         )
     _spare(trial, others_too)
@@ -118,7 +118,7 @@ def _verdict(trial: Drill) -> str:
     if len(times) < total:
         text += (
             ". The others have not started again: they wait for a free slot, or for a worker of "
-            "their queue (`celery superfetch status` says which)"
+            f"their queue (`{command()} status` says which)"
         )
     return (
         f"{text}. Stock Celery would have lost them; with task_acks_late, it would have given them "

@@ -11,6 +11,7 @@ from typing import Any
 from ...model.dead_job import DeadJob
 from ...model.job import Carried, Job, digest, parse
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
+from ...model.words import command
 from ...reaper.judge import Judge, ask, tell, warn_of
 from ...signals import job_killed
 from ...store.counters import Outcome
@@ -116,11 +117,11 @@ class LostRuns(Judge):
         if dead := self.bury(job, "unparseable payload", junk=True):
             logger.error(
                 "An item on queue %s was put into quarantine: unparseable payload (%d bytes, "
-                "starts with %r). It is in the dead set as %s: look with `celery superfetch dead "
-                "show`, then mend whoever wrote it.",
+                "starts with %r). Look at it with `%s dead show %s`, then mend whoever wrote it.",
                 job.queue_list,
                 len(job.payload),
                 job.payload[:40],
+                command(),
                 dead.id,
             )
         return dead
