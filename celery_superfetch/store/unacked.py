@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from redis import Redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..model.job import UNREADABLE
 from .database import Database, Structure
@@ -81,7 +81,7 @@ class Unacked(Structure):
     def size(self) -> int:
         try:
             return int(self.client.hlen(self.name))
-        except NoPermissionError:  # no worker of this user is a stock one
+        except ResponseError:  # forbidden: no worker of this user is a stock one; or another's key
             return 0
 
     def tags(self) -> list[bytes]:

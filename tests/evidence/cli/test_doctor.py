@@ -175,6 +175,12 @@ def test_who_may_not_see_the_jobs_of_stock_workers_sees_the_rest(cli, user):
     assert "no live worker is registered" in cli("check", url=url, code=2).out
 
 
+def test_a_key_of_another_program_that_is_called_unacked_hides_nothing(cli, db):
+    db.client.lpush("unacked", "a letter")
+    assert cli("status", "--json").json()["unacked"] == 0
+    assert "no live worker is registered" in cli("check", code=2).out
+
+
 def test_whoever_has_the_permissions_of_the_page_sees_all(cli, user):
     page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md"
     [line] = re.findall(r"ACL SETUSER shop on >password (.*?)```", page.read_text(), re.DOTALL)
