@@ -140,6 +140,7 @@ def _printable(text: object) -> str:
 @contextmanager
 def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     """A session; what goes wrong in it is said without a traceback."""
+    from kombu.exceptions import OperationalError
     from redis.exceptions import RedisError, TimeoutError
 
     from ..app.broker import client_of
@@ -168,7 +169,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
         raise click.ClickException(_printable(f"{exc}{hint}")) from exc
-    except RedisError as exc:
+    except (RedisError, OperationalError) as exc:  # the latter where Celery sends something
         if isinstance(exc, TimeoutError):
             hint = f": see whether its process hangs, swaps or is stopped{hint}"
         raise Unreachable(f"the broker ({_uri(app)}) cannot be asked: {exc}{hint}") from exc

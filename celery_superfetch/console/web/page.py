@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlencode
 
 from celery import Celery
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -74,7 +75,9 @@ def create_app(
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],
         middleware=[Middleware(Headers)],
-        exception_handlers=dict.fromkeys((RedisError, SuperfetchError, HTTPException), page.failed),
+        exception_handlers=dict.fromkeys(
+            (RedisError, OperationalError, SuperfetchError, HTTPException), page.failed
+        ),
     )
 
 

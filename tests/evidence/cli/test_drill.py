@@ -59,3 +59,11 @@ def test_a_worker_of_another_host_is_killed_there(cli, worker):
 def test_nobody_takes_its_jobs(cli):
     done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
     assert "no worker has started a job of the drill within 1 s" in done.err
+
+
+def test_jobs_that_the_server_does_not_take_are_said_without_a_traceback(cli, fresh_server):
+    server = fresh_server()
+    server.client().config_set("maxmemory", 1)
+    done = cli("drill", "--queue", "celery", "--yes", code=1, url=server.url(), process=True)
+    assert "cannot be asked: " in done.err
+    assert "used memory > 'maxmemory'" in done.err

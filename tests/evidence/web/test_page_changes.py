@@ -7,7 +7,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from celery_superfetch.console.web import seen
+from celery_superfetch.console.web import create_app, seen
 from support.forms import key
 from support.waiting import eventually
 from support.workers.bench import payload
@@ -57,6 +57,20 @@ def test_a_revoke_that_no_worker_hears_is_said_to_be_none(browse):
     done = post(browse(read_only=False), "/jobs?state=parked", "revoke now", "an-id")
     assert "Revoked 0 of 1 job." in done
     assert "no worker answered" in done
+
+
+def test_a_revoke_without_a_server_is_said_on_a_page(fresh_server, make_app):
+    server = fresh_server()
+    app = make_app(url=server.url(), options={"connect_retries_timeout": 1})
+    browser = TestClient(
+        create_app(app, read_only=False), "http://localhost", raise_server_exceptions=False
+    )
+    browser.get("/")
+    server.kill()
+    form = {"do": "revoke now", "id": "an-id", "key": browser.cookies["superfetch_forms"]}
+    answer = browser.post("/jobs?state=parked", data=form)
+    assert answer.status_code == 503
+    assert "The server cannot be asked" in answer.text
 
 
 def test_all_that_match_are_put_back_after_a_question(bench, browse):
