@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from kombu.utils.functional import retry_over_time
 
-from .session import SECONDS, Session, command, quantity, superfetch, warn
+from .session import SECONDS, Session, command, complain, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
@@ -43,7 +43,7 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 
     with routes_of(session.app) as routes:
         unacked = Unacked(session.reaper.database, *unacked_of(session.app))
-        report = _patiently(wait, lambda: take_over(unacked, routes, **options))
+        report = _patiently(session, wait, lambda: take_over(unacked, routes, **options))
     _say(session, report, _migrated(report))
     if report.left:
         raise click.exceptions.Exit(1)
@@ -61,19 +61,24 @@ def drain(session: Session, wait: float, **options: bool) -> None:
     from .to_stock import Drain
 
     attempt = Drain(session.reaper)
-    report = _patiently(wait, lambda: attempt.run(**options))
+    report = _patiently(session, wait, lambda: attempt.run(**options))
     _say(session, report, _drained(report))
     left = report.in_flight + report.parked + report.probation
     if report.errors or (left and not report.dry_run):
         raise click.exceptions.Exit(1)
 
 
-def _patiently(wait: float, run: Callable[[], Any]) -> Any:
+def _patiently(session: Session, wait: float, run: Callable[[], Any]) -> Any:
     """Try each second until nobody is in the way, or the time is over."""
     from ..errors import StillInUse
 
-    tries, each = None if wait else 0, {"interval_start": 1, "interval_step": 0}
-    return retry_over_time(run, StillInUse, max_retries=tries, timeout=wait, **each)
+    def say(exc: Exception, _: object, tries: int) -> float:
+        if not (tries or session.as_json):
+            complain(f"{exc}\n\nThey are waited for, up to {wait:g} s ...")
+        return 1.0
+
+    tries = None if wait else 0
+    return retry_over_time(run, StillInUse, errback=say, max_retries=tries, timeout=wait)
 
 
 def _say(session: Session, report: Any, lines: Iterable[str]) -> None:

@@ -155,6 +155,9 @@ def test_the_command_refuses_and_keeps_the_dead(url, client, bench, cli):
 
     refused = cli("drain", "--json", code=1)
     assert "2 jobs in flight" in refused.err
+    waited = cli("drain", "--wait", "2", code=1).err
+    assert "They are waited for, up to 2 s ..." in waited, "else it looks as if it hung"
+    assert waited.count("2 jobs in flight") == 2, "at the beginning, and at the end"
     inbox.close()
     done = cli("drain")
     assert "Gave back 0 jobs." in done.out
