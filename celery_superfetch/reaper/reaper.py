@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Collection
 from itertools import groupby
 from time import monotonic
@@ -22,7 +23,7 @@ from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
 from ..store.dead_set import JUNK_LIMIT, DeadSet
 from ..store.first_schema import FirstSchema
-from ..store.history import History
+from ..store.history import MOST, History
 from ..store.holdings import Holdings
 from ..store.keyspace import Keyspace
 from ..store.private_lists import PrivateLists
@@ -66,6 +67,8 @@ class Reaper(Structure):
         self.notice = notice
         self.sender = sender
         self.silence = silence
+        #: That are not in the history yet: a server over its memory limit takes them later.
+        self.deaths: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MOST)
         self._next_housekeeping = 0.0
 
     def reap(self, only: Collection[str] | None = None, *, dry_run: bool = False) -> Report:
@@ -75,17 +78,17 @@ class Reaper(Structure):
         verdicts = judge_all(self.registry, self.silence, only, report.surviving)
         report.owners = len(verdicts)
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
-        deaths: list[tuple[float, dict[str, Any]]] = []
         for facts, score, verdict in verdicts:
             if not verdict.dead:
                 self.first_schema.meet(facts)
             else:
                 with report.surviving(f"owner {facts.owner}"):
                     if death := self._reap_owner(facts, score, verdict, report):
-                        deaths.append((monotonic(), death))
-        if deaths:
+                        self.deaths.append((monotonic(), death))
+        if self.deaths:
             with report.surviving("the history of deaths"):
-                self.history.died(deaths)
+                self.history.died(self.deaths)
+                self.deaths.clear()
         if not dry_run and only is None:
             self._drain_tombstones(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass

@@ -134,6 +134,9 @@ def test_a_full_server_does_not_stop_the_reaper(worker, make_app, ledger, url, f
     ledger.release()
     eventually(lambda: ledger.finishes())
     eventually(lambda: not there.private_lists(), message="its ack is accepted")
+    assert not there.client.zcard("superfetch:deaths")
+    own.client().config_set("maxmemory", "0")
+    eventually(lambda: there.client.zcard("superfetch:deaths") == 1, message="the next pass did")
 
 
 def test_a_server_that_may_evict_keys_is_warned_of(worker, fresh_server):

@@ -6,7 +6,6 @@
 -- Crash: each job is in exactly one of the two. A repetition finds nothing more to do.
 local private, parked, index, queue_list = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 redis.call('ZCARD', parked)
-redis.call('ZCARD', index)
 redis.call('HDEL', private, 'w')  -- a removal first, and arrival before departure (shared.lua)
 for i = 2, #ARGV, 3 do
   local id, due, head = ARGV[i], ARGV[i + 1], ARGV[i + 2]
