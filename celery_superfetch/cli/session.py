@@ -140,7 +140,7 @@ def _printable(text: object) -> str:
 @contextmanager
 def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     """A session; what goes wrong in it is said without a traceback."""
-    from kombu.exceptions import OperationalError
+    from celery.exceptions import OperationalError
     from redis.exceptions import RedisError, TimeoutError
 
     from ..app.broker import client_of

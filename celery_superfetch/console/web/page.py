@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from celery import Celery
+from celery.exceptions import OperationalError
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
