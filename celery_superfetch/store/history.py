@@ -61,7 +61,7 @@ class History(Structure):
         key = self.keys.deaths
         with self.client.pipeline(transaction=False) as pipe:
             for done, death in deaths:
-                at = now - round((since - done) * 1000)
+                at = now - int((since - done) * 1000)  # not before it was heard last
                 pipe.zadd(key, {json.dumps({"at": at, **death}): at})
                 if death.get("recovered", 0) + death.get("killed", 0):
                     for field, growth in noted_recovery(max(0, at - death["heard"])):
