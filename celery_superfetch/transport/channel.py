@@ -43,6 +43,7 @@ class Channel(redis.Channel):
 
     _fetch: Fetch | None = None
     _steps: PrivateLists | None = None  # for steps alone
+    _unserved = False  # what is consumed has changed since somebody looked
     unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +52,7 @@ class Channel(redis.Channel):
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
-        self.lists = QueueLists(self.queue_order_strategy)
+        self._lists = QueueLists(self.queue_order_strategy)
 
     @property
     def database(self) -> Database:
@@ -108,7 +109,22 @@ class Channel(redis.Channel):
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
-        self.lists.serve({name: self._lists_of(name) for name in self._callbacks}, self.expires_of)
+        self._unserved = True
+
+    @property
+    def consumes(self) -> bool:
+        """Whether it fetches jobs; any thread may ask."""
+        return bool(self._callbacks)
+
+    @property
+    def lists(self) -> QueueLists:
+        """Made anew by who looks: a consumer of a thousand queues begins and ends with each of them
+        by itself."""
+        if self._unserved:
+            self._unserved = False
+            lists = {name: self._lists_of(name) for name in self._callbacks}
+            self._lists.serve(lists, self.expires_of)
+        return self._lists
 
     @property
     def owner(self) -> Owner:

@@ -47,7 +47,7 @@ class Delivery(dict[str, Any]):
         channel.qos.drop(self.job)
         owner.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
-        unattended = channel.closed or not channel.lists.names
+        unattended = channel.closed or not channel.consumes
         if unattended or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
                 owner.flush(wait=unattended)

@@ -39,12 +39,16 @@ class Fetch:
         self.poller = poller
         self.owner = owner
         self.runner = owner.runner
-        self.lists: QueueLists = channel.lists
         self.backlog = Backlog()
         self.reads = BlockingReads(owner, poller, self._landed)
         self.probation = Probation(self)
         self._joined: Mapping[str, int] = {}
         self._outages = owner.outages
+
+    @property
+    def lists(self) -> QueueLists:
+        lists: QueueLists = self.channel.lists
+        return lists
 
     def turn(self) -> None:
         if self.channel.closed:

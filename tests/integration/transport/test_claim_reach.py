@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kombu
@@ -157,3 +157,21 @@ def test_the_jobs_come_in_the_order_of_claims_which_name_all(
         assert [steps[number] for number in few] == sorted(steps)
     else:
         assert few == all_named
+
+
+def test_many_queues_are_consumed_and_given_up_without_a_look_at_all_for_each(url, monkeypatch):
+    """A worker of 1,000 queues stood still for 5 s as it stopped, and at each reconnect."""
+    served: list[int] = []
+    serve = QueueLists.serve
+
+    def count(lists: QueueLists, queues: Mapping[str, list[str]], *args: Any) -> None:
+        served.append(len(queues))
+        serve(lists, queues, *args)
+
+    monkeypatch.setattr(QueueLists, "serve", count)
+    with Inbox(url, *map(str, range(50)), "mail") as inbox:
+        inbox.turn()
+        inbox.consumer.cancel_by_queue("mail")
+        inbox.turn()
+        inbox.consumer.cancel()
+    assert served == [51, 50]
