@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
+ROOM = 4 * 1024 * 1024  # bytes of records that are enough for one reply: a killer may be large
 IDS = 500  # ids read in one command: they are short
 UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest has
 SHOWN = 10  # candidates that an error names
@@ -193,14 +194,17 @@ class DeadSet(Structure):
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
-        if not rows:
-            return []
-        records = self.client.hmget(self.keys.dead_jobs, [id for id, _ in rows])
-        return [
-            DeadJob.load(id.decode(), json.loads(record), int(score))
-            for (id, score), record in zip(rows, records, strict=True)
-            if record is not None
-        ]
+        jobs: list[DeadJob] = []
+        while rows:
+            names = [self.keys.dead_jobs] * len(rows)
+            records = self.scripts.run("payloads", names, [ROOM, *(id for id, _ in rows)])
+            jobs += [
+                DeadJob.load(id.decode(), json.loads(record), int(score))
+                for (id, score), record in zip(rows, records, strict=False)
+                if record is not None
+            ]
+            rows = rows[len(records) :]
+        return jobs
 
     @property
     def _names(self) -> list[str]:

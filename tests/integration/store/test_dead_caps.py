@@ -138,3 +138,12 @@ def test_a_pass_logs_what_the_caps_drop(make_bench, caplog):
     caplog.clear()
     bench.reaper().reap()
     assert "dropped" not in caplog.text
+
+
+def test_large_jobs_are_read_in_several_replies(own):
+    """What its size kills lies there a hundred times, and a reply takes the server's memory."""
+    bench = Bench(own)
+    jobs = bench.killed(*(payload(n, pad="x" * 2**20) for n in range(40)))
+    used = own.info("memory")["used_memory"]
+    assert [job.id for job in bench.dead_set.page(0, 40)] == [job.id for job in jobs[::-1]]
+    assert own.info("memory")["used_memory_peak"] - used < 20 * 2**20
