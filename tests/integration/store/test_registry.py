@@ -177,6 +177,7 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench, owner):
     assert 0 < until - bench.database.server_time() <= 20_000
     assert bench.facts(owner).state == "reaped"
     assert bench.client.ttl(bench.keys.facts(owner.owner)) == -1
+    assert bench.registry.leave(owner, 20) == 0, "it heard no answer: nobody took it for dead"
     bench.registry.drop_tombstone(owner.owner)
     assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
 
