@@ -195,13 +195,14 @@ def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
-    """A redis-py Sentinel's ``discover_master``; older ones show passwords in their errors."""
+    """A redis-py Sentinel's ``discover_master``, whose errors tell all of each Sentinel's client;
+    older ones its passwords, too."""
 
     def discover(service_name: str) -> Any:
         try:
             return discover_master(service_name)
         except MasterNotFoundError as exc:
-            text = str(exc)
+            text = re.sub(r"<redis.*?host=([^,)]*),port=(\d+).*?>\)>\)>", r"\1:\2", str(exc))
         for name in ("password", "ssl_password"):
             text = text.replace(f"{name}={options.get(name)}", f"{name}=***")
         raise MasterNotFoundError(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from traceback import format_exception
 from typing import Any
@@ -120,6 +121,7 @@ def test_no_error_shows_the_password_of_the_sentinels(make_app, monkeypatch):
         with pytest.raises(redis.exceptions.ConnectionError, match="No master found") as caught:
             ask()
         assert SENTINEL_PASSWORD not in "".join(format_exception(caught.value))
+        assert re.match(r"No master found for '\w+' : 127\.0\.0\.1:\d+ - [^<]*$", str(caught.value))
 
 
 def test_a_probe_is_led_to_the_primary_and_its_database():
