@@ -36,6 +36,11 @@ OPTIONAL = {
     "info": "the server is not checked, and a dead worker of another host is found later",
     "config|get save": "nobody sees whether the server saves its data",
     "scan 0": "private lists that nobody registered are not found",
+    # Nor do workers need these, but whoever calls our commands.
+    "scard K": "`status`, `check` and the metrics are refused",
+    "zcount K 0 0": "`status`, `check` and the metrics are refused",
+    "persist K": "`dead retry` is refused, and forgets the failure that the caller was told",
+    "zmscore K 0": "`migrate` is refused",
 }
 
 
