@@ -40,6 +40,13 @@ class Drained:
     dry_run: bool = False
 
 
+class Errors(Pass):
+    """What it survives; when all workers are stopped no pass comes after it."""
+
+    by = "drain"
+    again = "mend what it says, and drain again"
+
+
 class Drain:
     """One drain: jobs are requeued in order, to their queue's front, and not counted against."""
 
@@ -52,7 +59,7 @@ class Drain:
     def run(self, *, force: bool = False, dry_run: bool = False) -> Drained:
         """Give back what dead owners hold; raises StillInUse while one lives. With ``force`` the
         living are marked reaped, too, and learn it by their next heartbeat."""
-        report, errors = Drained(dry_run=dry_run), Pass(dry_run=dry_run)
+        report, errors = Drained(dry_run=dry_run), Errors()
         if not dry_run:
             with errors.surviving("who is in no registry"):  # SCAN may be forbidden
                 self.reaper.register_unknown()

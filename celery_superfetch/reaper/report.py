@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
@@ -18,6 +19,10 @@ logger = logging.getLogger(__name__)
 @dataclass
 class Report:
     """What one pass found and did."""
+
+    #: Of an error: who met it, and who tries again.
+    by: ClassVar = "reap"
+    again: ClassVar = "the next pass tries again"
 
     owners: int = 0  #: how many are registered
     lists: set[str] = field(default_factory=set)  #: the queue lists that they serve
@@ -41,9 +46,11 @@ class Report:
         logger.log(
             # In a failover, or while a slot moves, this is nobody's fault.
             logging.WARNING if isinstance(exc, RedisConnectionError) else logging.ERROR,
-            "reap: %s: %s. It was left as it is, nothing was lost; the next pass tries again.",
+            "%s: %s: %s. It was left as it is, nothing was lost; %s.",
+            self.by,
             subject,
-            exc if is_redis_error else repr(exc),
+            str(exc).rstrip(".") if is_redis_error else repr(exc),
+            self.again,
             exc_info=None if is_redis_error else exc,
         )
 

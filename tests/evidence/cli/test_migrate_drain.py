@@ -95,12 +95,14 @@ def test_a_living_owner_is_in_the_way_and_a_forced_one_claims_no_more(bench):
     assert bench.claim(alive).registered is False
 
 
-def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench):
+def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench, caplog):
     bench.client.set("taken", "by something else")
     owner = bench.dead_owner(jobs("a", "b"), "taken", lists=["taken", "mail"])
     bench.give(owner.owner, "mail", jobs("c"))
     report = drain(bench).run()
     assert (report.given_back, report.errors, report.in_flight) == (1, 1, 2)
+    assert caplog.messages[-1].startswith(f"drain: private list of {owner.owner}: ")
+    assert caplog.messages[-1].endswith("nothing was lost; mend what it says, and drain again.")
     assert len(bench.private(owner, "taken")) == 2
     bench.client.delete("taken")
     assert drain(bench).run().given_back == 2
