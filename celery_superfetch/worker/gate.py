@@ -31,11 +31,10 @@ from .handover import Handover, NotStarted
 from .in_process import settle_failures
 from .prefork import drop_unsendable, mend, request_of
 from .run_counts import RunCounts
-from .stopping import SOLO, told_to_stop
+from .stopping import SOLO, THREADS, is_of, told_to_stop
 
 logger = get_logger(__name__)
 
-THREADS = "celery.concurrency.thread"
 TOLD = ("callback", "error_callback", "timeout_callback")  # by a pool, of a job's end
 
 
@@ -84,8 +83,8 @@ class Gate(Runner):
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
         self.notice, self.run_counts = Notices(worker.app), RunCounts()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
-        kind, self.green = type(self.pool).__module__, self.pool.is_green
-        self.inline, self.threads = kind == SOLO, kind == THREADS
+        self.green = self.pool.is_green
+        self.inline, self.threads = is_of(self.pool, SOLO), is_of(self.pool, THREADS)
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
         self._waiting: deque[Handover] = deque()
         self.out: set[Handover] = set()

@@ -28,7 +28,7 @@ from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
 from .handover import NotStarted
-from .stopping import SOLO, told_to_stop
+from .stopping import SOLO, is_of, told_to_stop
 from .unreceivable import fault_of, settle
 
 logger = get_logger(__name__)
@@ -83,7 +83,7 @@ class CountedRequest(Request):
         try:
             super().cancel(pool, *args, **kwargs)
         except NotImplementedError:
-            if type(pool).__module__ != SOLO:
+            if not is_of(pool, SOLO):
                 self._already_cancelled = False
                 logger.warning(
                     "Job %s cannot be ended: it runs in a thread. The worker waits for it.",

@@ -19,9 +19,15 @@ from ..transport.channel import Channel
 
 logger = get_logger(__name__)
 
-SOLO = "celery.concurrency.solo"  # where a pool is that only its module tells from others
+#: Where pools are that only their module tells from others.
+SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
 AGAIN = 0.05  # seconds until a signal comes again that found the loop at work on its jobs
 LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
+
+
+def is_of(pool: Any, module: str) -> bool:
+    """Also where the user has made his own pool of Celery's."""
+    return any(base.__module__ == module for base in type(pool).__mro__)
 
 
 def owners_of(worker: Any) -> list[Owner]:
@@ -110,7 +116,7 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         # The handler joins the pool's threads, of which one may wait for the lock that this one,
         # interrupted, has: both would wait for ever.
         _again(AGAIN, number)
-    elif pool is not None and type(pool).__module__ == SOLO and wait > 0 and busy:
+    elif pool is not None and is_of(pool, SOLO) and wait > 0 and busy:
         # To sleep in the handler would be to sleep on top of the very job that is to finish.
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None

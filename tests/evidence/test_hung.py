@@ -129,9 +129,13 @@ def never_hung(db: Database, owner: str) -> None:
     always(lambda: db.fact(owner, "state") not in states, 2.5 * TTL, message="it is vouched")
 
 
-@pytest.mark.parametrize("pool", ["solo", "gevent"])
-def test_a_long_job_in_the_loops_own_thread_is_no_hang(worker, shop, ledger, db, make_app, pool):
-    """C4: it takes longer than owner_ttl."""
+@pytest.mark.parametrize("pool", ["solo", "gevent", "custom"])
+def test_a_long_job_in_the_loops_own_thread_is_no_hang(
+    worker, shop, ledger, db, make_app, pool, monkeypatch
+):
+    """C4: it takes longer than owner_ttl. Also in a user's own pool that is made of Celery's solo:
+    others took the job, which ran beside itself."""
+    monkeypatch.setenv("CELERY_CUSTOM_WORKER_POOL", "support.apps.hung:OwnPool")
     one = worker(app="hung", pool=pool, options=QUICK, concurrency=2)
     shop.note.app.send_task("shop.keep", ("long",))
     eventually(lambda: ledger.starts())

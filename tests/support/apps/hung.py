@@ -11,6 +11,7 @@ from typing import Any
 
 import redis.connection
 from celery import signals
+from celery.concurrency.solo import TaskPool
 from celery.worker.control import inspect_command
 
 from celery_superfetch.store.wire import connections as places
@@ -23,6 +24,10 @@ _sleep = _monkey.get_original("time", "sleep") if _monkey else time.sleep
 
 if "REPLY_TIMEOUT" in os.environ:
     places.REPLY_TIMEOUT = float(os.environ["REPLY_TIMEOUT"])
+
+
+class OwnPool(TaskPool):
+    """A user's own: `-P custom`, by CELERY_CUSTOM_WORKER_POOL."""
 
 
 @signals.task_received.connect
