@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..model.config import OPTIONS, Config
 from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
 from ..store.wire.server import warn_once
+from ..store.wire.slots import TAGGED
 from .channel import Channel
 from .poller import Poller
 
@@ -21,8 +22,8 @@ KOMBU_OPTIONS = (
     "retry_on_error socket_read_size"
 )
 
-#: Seconds after which a producer's first call begins no new try to connect: a later call's four
-#: tries take no longer (docs/guide/cluster.md).
+#: Seconds after which a producer's first call begins no new try to connect, where another server
+#: may take over: a later call's four tries take no longer (docs/guide/cluster.md).
 FIRST_CALL = 25.0
 
 #: Transport options that are not ours and pass unread.
@@ -56,6 +57,7 @@ class Transport(redis.Transport):
     """kombu's Redis transport with reliable fetch."""
 
     Channel = Channel
+    may_fail_over = False
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
@@ -71,8 +73,10 @@ class Transport(redis.Transport):
                 )
         self.cycle = Poller()
         _keep_transport(client)
-        # Celery's 4 s would end the first call of a process while others still look for a primary.
-        client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
+        prefix = str(client.transport_options.get("global_keyprefix") or "")
+        if self.may_fail_over or len(client.alt) > 1 or TAGGED.match(prefix):
+            # Celery's 4 s would end a process's first call while others still look for a primary.
+            client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
 
     @cached_property
     def config(self) -> Config:
@@ -112,6 +116,7 @@ class SentinelTransport(Transport):
 
     default_port = redis.SentinelTransport.default_port
     Channel = SentinelChannel
+    may_fail_over = True
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
