@@ -156,7 +156,8 @@ class CountedRequest(Request):
             self._cut_short = f"hard time limit ({exc.args[0]} s)"
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
-            why = " ".join(str(exc).removeprefix(EXITED).partition(" Job: ")[0].split())
+            said = str(exc) or repr(exc)
+            why = " ".join(said.removeprefix(EXITED).partition(" Job: ")[0].split())
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
             # A thread or a greenlet does not end: what it says of a loss is what its task raised.
             self._cut_short = f"pool process lost: {why}" if processes else f"it raised {why}"

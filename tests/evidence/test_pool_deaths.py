@@ -139,6 +139,7 @@ def test_a_child_that_outlived_the_signal_for_one_job_loses_the_next_like_any_ot
         ("prefork", None, "pool process lost: exitcode 0"),
         ("prefork", 3, "pool process lost: exitcode 3"),
         ("prefork", "bye", "pool process lost: exitcode 1"),
+        ("prefork", "interrupt", "pool process lost: KeyboardInterrupt()"),
         ("threads", "bye", "it raised SystemExit('bye')"),
         ("gevent", 3, "it raised SystemExit(3)"),
         ("solo", 3, "it raised SystemExit(3)"),

@@ -156,6 +156,8 @@ for name, options in {
 @task()
 def exits(job: str, status: Any) -> None:
     started(job)
+    if status == "interrupt":
+        raise KeyboardInterrupt
     sys.exit(status)
 
 
