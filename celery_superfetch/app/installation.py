@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery
@@ -137,12 +138,14 @@ def _configure(sender: Celery, **_: Any) -> None:
     for name, (old, value) in DEFAULTS.items():
         defaults[old if old in defaults else name] = value
     try:
-        interval = config_of(sender).reap_interval
+        entry = {"task": REAP_TASK, "schedule": config_of(sender).reap_interval}
     except ConfigError:
         return  # a receiver's error would be swallowed; the worker's start refuses it
-    entry = vars(sender).setdefault("_superfetch_entry", {"task": REAP_TASK})
-    entry["schedule"] = interval  # of a later install, too: what it finds there is this entry
-    _set(conf, "beat_schedule", {REAP_ENTRY: entry, **(conf.beat_schedule or {})})
+    schedule = {} if conf.beat_schedule is None else conf.beat_schedule
+    if isinstance(schedule, ChainMap) and REAP_ENTRY in schedule.maps[-1]:  # that of an earlier time
+        schedule = schedule.maps[0]
+    # No copy: entries that the user adds to his own dictionary later have to run, too.
+    _set(conf, "beat_schedule", ChainMap(schedule, {REAP_ENTRY: entry}))
 
 
 def _set(conf: Any, name: str, value: Any) -> None:

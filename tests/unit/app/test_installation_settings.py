@@ -110,3 +110,17 @@ def test_the_users_own_dictionaries_are_not_written_into():
     assert set(app.conf.beat_schedule) == {"mine", "superfetch-reap"}
     assert options == {"priority_steps": [0, 5]}
     assert schedule == {"mine": {"task": "t"}}
+
+
+@pytest.mark.parametrize("schedule", [{"mine": {"task": "t"}}, {}], ids=["filled", "empty"])
+def test_what_is_added_to_the_users_own_schedule_later_is_seen(schedule):
+    """A module that is loaded after the configuration was read adds its entries to the settings'
+    own dictionary: beat never sent them."""
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule=schedule))
+    assert "superfetch-reap" in app.conf.beat_schedule
+    schedule["early"] = {"task": "t"}
+    app.finalize()
+    schedule["late"] = {"task": "t"}
+    assert {*app.conf.beat_schedule} == {*schedule, "superfetch-reap"}
+    assert "superfetch-reap" not in schedule
