@@ -142,7 +142,7 @@ def _configure(sender: Celery, **_: Any) -> None:
     except ConfigError:
         return  # a receiver's error would be swallowed; the worker's start refuses it
     schedule = {} if conf.beat_schedule is None else conf.beat_schedule
-    if isinstance(schedule, ChainMap) and REAP_ENTRY in schedule.maps[-1]:  # that of an earlier time
+    if isinstance(schedule, ChainMap) and REAP_ENTRY in schedule.maps[-1]:  # an earlier one
         schedule = schedule.maps[0]
     # No copy: entries that the user adds to his own dictionary later have to run, too.
     _set(conf, "beat_schedule", ChainMap(schedule, {REAP_ENTRY: entry}))
