@@ -7,10 +7,9 @@
 -- Crash: the owner is out, or it stays registered and is reaped later.
 local owners, facts, host, reaped, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, keep = ARGV[1], tonumber(ARGV[2])
-if redis.call('HGET', facts, 'state') == 'reaped' then
-  -- It is its own tombstone, and asks again since it heard no answer; or one that `mark` has made.
-  return redis.call('HEXISTS', facts, 'reaped_at') == 0 and 0 or -1
-end
+local state, by_others = unpack(redis.call('HMGET', facts, 'state', 'reaped_at'))
+-- Its own tombstone is there where it asks again, as it heard no answer.
+if state == 'reaped' then return by_others and -1 or 0 end
 local left = 0
 for _, field in ipairs(redis.call('HKEYS', private)) do
   if string.find(field, '^[^ws]') then left = left + 1 end  -- but for notes

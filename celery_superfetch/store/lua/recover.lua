@@ -20,8 +20,7 @@ local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
 local now = tonumber(redis.call('TIME')[1])
 local jobs = #KEYS - 7
--- All is read before anything moves, whatever for: what has another type is found here, and not
--- when a job has left its list and cannot arrive.
+-- All is read before anything moves, whatever for: what has another type is found here.
 local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
   before[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')

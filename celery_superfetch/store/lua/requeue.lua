@@ -13,7 +13,6 @@ local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 local no = wrong(queue, probation)
 if no then return no end
-redis.call('SISMEMBER', on_probation, queue_list)
 local jobs, payloads, steps, suspected, earlier = #KEYS - 6, {}, {}, {}, {}
 for i = 1, jobs do
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))

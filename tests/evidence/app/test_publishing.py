@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -138,19 +137,6 @@ def test_a_first_call_goes_on_to_whoever_is_named_behind_one_that_stands_still(a
     with standstill(silent):
         app.tasks["shop.note"].delay("job")
     assert nodes.client().llen("{shop}:celery") == 1
-
-
-def test_a_first_call_without_patience_waits_for_nobody_where_nobody_takes_over(
-    app_at, fresh_server
-):
-    """Of one server that is away, `retry=False` told after 30 s, and stock after 6: a web server
-    kills a worker that waits for so long, and the next one waits as well."""
-    server = fresh_server()
-    server.close()
-    began = monotonic()
-    with pytest.raises(OperationalError, match="refused"):
-        app_at(server.url()).tasks["shop.note"].apply_async(("job",), retry=False)
-    assert monotonic() - began < 15
 
 
 # -- its exchange has lost its queues

@@ -15,6 +15,7 @@ from kombu.transport import memory, redis
 import celery_superfetch
 from celery_superfetch.app import broker
 from celery_superfetch.errors import ConfigError
+from celery_superfetch.transport.transport import FIRST_CALL
 
 FIRST, SECOND = "redis://first:6399/0", "redis://second:6399/3"
 SENTINELS = "sentinel://one:26379;sentinel://two:26379"
@@ -198,6 +199,25 @@ def test_sentinels_are_served_whichever_is_current(make):
             assert isinstance(connection.transport, celery_superfetch.SentinelTransport)
             with connection.clone() as clone:
                 assert isinstance(clone.transport, celery_superfetch.SentinelTransport)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "patient"),
+    [
+        (FIRST, {}, False),
+        (FIRST, {"global_keyprefix": "shop:"}, False),
+        (FIRST, {"global_keyprefix": "{shop}:"}, True),
+        (f"{FIRST};{SECOND}", {}, True),
+        (SENTINELS, {"master_name": "shop"}, True),
+    ],
+)
+def test_a_first_call_is_patient_where_another_server_may_take_over(make, url, options, patient):
+    """Of one server that is away, `retry=False` told after 30 s, and stock after 6: a web server
+    kills a worker that waits for so long, and the next one waits as well."""
+    with make(url, broker_transport_options=options).connection_for_write() as connection:
+        assert connection.transport
+        limit = connection.transport_options.get("connect_retries_timeout")
+        assert limit == (FIRST_CALL if patient else None)
 
 
 def test_sentinels_without_the_name_of_a_primary_are_refused_by_name(make):
