@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import OperationalError
 from kombu.transport import redis
 from redis import Redis
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..model.step import Fenced, handing
@@ -106,6 +106,22 @@ class Channel(redis.Channel):
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super()._new_queue(queue, *args, **kwargs)
         self._update_queue_cycle()  # it may expire otherwise than before
+
+    def _queue_bind(self, exchange: str, *binding: Any) -> None:
+        """Where it is noted, for producers. A full server refuses that, even where it is noted
+        already: a worker that would end by it could not drain the server. Who publishes and finds
+        no binding declares it again."""
+        try:
+            super()._queue_bind(exchange, *binding)
+        except OutOfMemoryError as exc:
+            logger.warning(
+                "The server is full, and did not note that queue %s is bound to exchange %r (%s). "
+                "This process goes on without; if the queue is new to that exchange, restart a "
+                "worker of it when there is room.",
+                binding[-1],
+                exchange,
+                exc,
+            )
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()

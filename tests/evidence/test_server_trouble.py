@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
 from celery_superfetch.store.wire.server import check_server
 from support.servers.database import Database
@@ -137,6 +138,29 @@ def test_a_full_server_does_not_stop_the_reaper(worker, make_app, ledger, url, f
     assert not there.client.zcard("superfetch:deaths")
     own.client().config_set("maxmemory", "0")
     eventually(lambda: there.client.zcard("superfetch:deaths") == 1, message="the next pass did")
+
+
+def test_at_a_full_server_workers_start_and_connect_again(
+    worker, make_app, ledger, url, fresh_server
+):
+    """They alone can drain it. Stock workers end where they cannot declare their queues."""
+    own: Server = fresh_server(appendonly=True)
+    place = {"url": own.url(), "result_url": url, "options": QUICK, "concurrency": 1}
+    one = worker(**place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(60)]
+    for name in names:
+        hold.delay(name, 0.2)
+    own.configure(maxmemory="1mb")
+    own.kill()
+    own.restart()
+    one.wait_log("The server is full, and did not note that queue celery is bound to exchange")
+    two = worker(**place)
+    eventually(lambda: len(ledger.finishes()) == len(names), 60, message="it is drained")
+    assert one.alive()
+    assert "Task shop.hold" in two.log()
+    with pytest.raises(OperationalError, match="used memory > 'maxmemory'"):
+        hold.delay("one more")
 
 
 def test_a_server_that_may_evict_keys_is_warned_of(worker, fresh_server):
