@@ -20,6 +20,7 @@ from ..model.config import LONGEST, Config
 from ..model.step import Fenced, handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
+from ..store.wire.server import tried_again
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 
@@ -112,7 +113,8 @@ class Channel(redis.Channel):
         already: a worker that would end by it could not drain the server. Who publishes and finds
         no binding declares it again."""
         try:
-            super()._queue_bind(exchange, *binding)
+            with tried_again():
+                super()._queue_bind(exchange, *binding)
         except OutOfMemoryError as exc:
             logger.warning(
                 "The server is full, and did not note that queue %s is bound to exchange %r (%s). "

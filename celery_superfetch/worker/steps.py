@@ -21,7 +21,7 @@ from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
 from ..store.wire.scripts import read_all
-from ..store.wire.server import check_platform, check_server
+from ..store.wire.server import check_platform, check_server, tried_again
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
@@ -161,7 +161,8 @@ class Guarded(bootsteps.StartStopStep):
         owner = channel.owner
         is_new = not owner.name
         # Before "ready", so that the first job waits for none of it.
-        channel.fetch.join({})
+        with tried_again():
+            channel.fetch.join({})
         if is_new:
             _first_pass(consumer.app, owner)
         if not self.introduced:

@@ -312,3 +312,29 @@ def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
     eventually(lambda: set(ledger.finishes()) == set(names))
     assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not Database(own.client()).private_lists())
+
+
+def test_workers_that_connect_while_the_server_refuses_writes_wait_for_it(
+    worker, make_app, ledger, url, fresh_server
+):
+    """After a failover of two servers the new primary has no replica, and takes nothing with
+    min-replicas-to-write, which docs/guide/sentinel.md recommends. Who connected then ended."""
+    own: Server = fresh_server(appendonly=True)
+    place = {"url": own.url(), "result_url": url, "concurrency": 1, "options": QUICK}
+    one = worker(**place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(10)]
+    for name in names:
+        hold.delay(name, 0.5)
+    eventually(lambda: len(ledger.starts()) > 1)
+    own.configure(min_replicas_to_write=1)
+    own.kill()
+    own.restart()
+    two = worker(ready=False, **place)
+    for each in (one, two):
+        each.wait_log("the server refuses all writes at the moment (")
+    always(lambda: one.alive() and two.alive(), during=3, message="they wait")
+    own.client().config_set("min-replicas-to-write", "0")
+    eventually(lambda: set(ledger.finishes()) == set(names))
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not Database(own.client()).private_lists())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from redis import VERSION, Redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
 
 from ...errors import UnsupportedBroker
 from .slots import NO_TAG, TAGGED
@@ -26,6 +27,24 @@ DEADLOCK = (
     "that comes while the lock of its connection pool is held waits for that lock"
 )
 DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, which kombu allows since 5.6: upgrade both"
+
+#: What a server says that takes no write for a while: it has too few replicas, mostly after a
+#: failover, or its disk is full.
+REFUSES_ALL = "NOREPLICAS", "MISCONF"
+
+
+@contextmanager
+def tried_again() -> Iterator[None]:
+    """A worker that connects meanwhile tries again, as where the server is away: by the error's own
+    name it would end, and what it runs with it."""
+    try:
+        yield
+    except ResponseError as exc:
+        if not any(reason in str(exc) for reason in REFUSES_ALL):
+            raise
+        text = f"the server refuses all writes at the moment ({str(exc).rstrip('.')})"
+        logger.warning("We connect again: %s.", text)
+        raise ConnectionError(text) from exc
 
 
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
