@@ -1,0 +1,83 @@
+"""A server that refuses writes: its workers wait for it, or drain it, and none of them ends."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+from kombu.exceptions import OperationalError
+
+from support.servers.database import Database
+from support.servers.server import Server
+from support.waiting import always, eventually
+
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 3, "reap_interval": 1}
+
+
+def test_at_a_full_server_workers_start_and_connect_again(
+    worker, make_app, ledger, url, fresh_server
+):
+    """They alone can drain it. Stock workers end where they cannot declare their queues."""
+    own: Server = fresh_server(appendonly=True)
+    place = {"url": own.url(), "result_url": url, "options": QUICK, "concurrency": 1}
+    one = worker(**place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(60)]
+    for name in names:
+        hold.delay(name, 0.2)
+    own.configure(maxmemory="1mb")
+    own.kill()
+    own.restart()
+    one.wait_log("The server is full, and did not note that queue celery is bound to exchange")
+    two = worker(**place)
+    eventually(lambda: len(ledger.finishes()) == len(names), 60, message="it is drained")
+    assert one.alive()
+    assert "Task shop.hold" in two.log()
+    with pytest.raises(OperationalError, match="used memory > 'maxmemory'"):
+        hold.delay("one more")
+
+
+def test_a_server_that_refuses_writes_for_a_while_loses_and_doubles_nothing(
+    worker, make_app, ledger, url, fresh_server
+):
+    """As workers see a planned failover, or a disk that is full: an error to each write."""
+    own: Server = fresh_server()
+    one = worker(url=own.url(), result_url=url, concurrency=1, options=QUICK)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(30)]
+    for name in names:
+        hold.delay(name, 0.1)
+    eventually(lambda: len(ledger.starts()) > 5)
+    own.client().config_set("min-replicas-to-write", "1")
+    with pytest.raises(redis.exceptions.ResponseError, match="NOREPLICAS"):
+        own.client().set("x", "y")
+    always(one.alive, during=2, message="it waits")
+    own.client().config_set("min-replicas-to-write", "0")
+    eventually(lambda: set(ledger.finishes()) == set(names))
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not Database(own.client()).private_lists())
+
+
+def test_workers_that_connect_while_the_server_refuses_writes_wait_for_it(
+    worker, make_app, ledger, url, fresh_server
+):
+    """After a failover of two servers the new primary has no replica, and takes nothing with
+    min-replicas-to-write, which docs/guide/sentinel.md recommends. Who connected then ended."""
+    own: Server = fresh_server(appendonly=True)
+    place = {"url": own.url(), "result_url": url, "concurrency": 1, "options": QUICK}
+    one = worker(**place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    names = [f"job-{n}" for n in range(10)]
+    for name in names:
+        hold.delay(name, 0.5)
+    eventually(lambda: len(ledger.starts()) > 1)
+    own.configure(min_replicas_to_write=1)
+    own.kill()
+    own.restart()
+    two = worker(ready=False, **place)
+    for each in (one, two):
+        each.wait_log("the server refuses all writes at the moment (")
+    always(lambda: one.alive() and two.alive(), during=3, message="they wait")
+    own.client().config_set("min-replicas-to-write", "0")
+    eventually(lambda: set(ledger.finishes()) == set(names))
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not Database(own.client()).private_lists())
