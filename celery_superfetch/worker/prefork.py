@@ -31,6 +31,7 @@ def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., ob
     keep_what_runs(pool, requeue)
     read_on(pool)
     hear_the_dead(pool)
+    forget_closed(pool)
     listen_again(pool, call_later)
     postpone_forks(pool, call_later)
 
@@ -110,6 +111,25 @@ def hear_the_dead(pool: Any) -> None:
         give_away(job, pid)
 
     processes.on_job_process_down = read_first
+
+
+def forget_closed(pool: Any) -> None:
+    """Let ``pool`` forget the pipes of a lost child that it closes. Celery goes on to take them for
+    a child's: at the next lost connection it reads from whatever has their numbers by then, a
+    connection to the server, say, and the worker hangs or ends."""
+    processes = pool._pool
+    destroy = processes.destroy_queues
+
+    def destroy_and_forget(queues: Any, child: Any) -> Any:
+        for children, fd in (
+            (processes._fileno_to_outq, child.outqR_fd),
+            (processes._fileno_to_synq, child.synqW_fd),
+        ):
+            if children.get(fd) is child:
+                del children[fd]
+        return destroy(queues, child)
+
+    processes.destroy_queues = destroy_and_forget
 
 
 def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
