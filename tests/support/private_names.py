@@ -228,6 +228,8 @@ billiard ._pool.
 celery .
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback)
         _pool._result_handler.fileno_to_outq.__getitem__(fd)
+    forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
+        _pool._fileno_to_outq.__getitem__(fd) _pool._fileno_to_synq.__getitem__(fd)
     know what no child was given yet: _pool.outbound_buffer.__iter__()
     listen for the end of each child: _pool._untrack_child_process(proc,hub)
     hear what a dead child has said: _pool.process_flush_queues(proc)
