@@ -196,8 +196,9 @@ class DeadSet(Structure):
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         jobs: list[DeadJob] = []
         while rows:
-            names = [self.keys.dead_jobs] * len(rows)
-            records = self.scripts.run("payloads", names, [ROOM, *(id for id, _ in rows)])
+            ids = [id for id, _ in rows[: BATCH // 2]]  # the script is told the key of each
+            keys = [self.keys.dead_jobs] * len(ids)
+            records = self.scripts.run("payloads", keys, [ROOM, *ids])
             jobs += [
                 DeadJob.load(id.decode(), json.loads(record), int(score))
                 for (id, score), record in zip(rows, records, strict=False)
