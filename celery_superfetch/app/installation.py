@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery
@@ -141,11 +142,12 @@ def _configure(sender: Celery, **_: Any) -> None:
         entry = {"task": REAP_TASK, "schedule": config_of(sender).reap_interval}
     except ConfigError:
         return  # a receiver's error would be swallowed; the worker's start refuses it
-    schedule = {} if conf.beat_schedule is None else conf.beat_schedule
-    if isinstance(schedule, ChainMap) and REAP_ENTRY in schedule.maps[-1]:  # an earlier one
-        schedule = schedule.maps[0]
+    schedule = conf.beat_schedule
+    *maps, last = schedule.maps if isinstance(schedule, ChainMap) else [schedule]
+    if not maps or [*last] != [REAP_ENTRY]:  # else it is an earlier entry of ours
+        maps = [schedule if isinstance(schedule, Mapping) else {}]
     # No copy: entries that the user adds to his own dictionary later have to run, too.
-    _set(conf, "beat_schedule", ChainMap(schedule, {REAP_ENTRY: entry}))
+    _set(conf, "beat_schedule", ChainMap(*maps, {REAP_ENTRY: entry}))
 
 
 def _set(conf: Any, name: str, value: Any) -> None:

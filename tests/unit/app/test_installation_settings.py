@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,28 @@ def test_what_is_added_to_the_users_own_schedule_later_is_seen(schedule):
     schedule["late"] = {"task": "t"}
     assert {*app.conf.beat_schedule} == {*schedule, "superfetch-reap"}
     assert "superfetch-reap" not in schedule
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda schedule: schedule.new_child({"own": {"task": "t"}}),
+        lambda schedule: ChainMap({"own": {"task": "t"}}, schedule),
+        lambda schedule: schedule | {"own": {"task": "t"}},
+        lambda schedule: {"own": {"task": "t"}} | schedule,
+    ],
+    ids=["child", "chain", "or", "or dictionary"],
+)
+def test_what_the_user_makes_of_the_schedule_is_kept_whole(add):
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule={"mine": {"task": "t"}}))
+    app.conf.beat_schedule = add(app.conf.beat_schedule)
+    app.finalize()
+    assert {*app.conf.beat_schedule} == {"mine", "own", "superfetch-reap"}
+
+
+@pytest.mark.parametrize("nothing", [None, [], ()], ids=repr)
+def test_a_schedule_that_says_nothing_is_none(nothing):
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule=nothing))
+    assert dict(app.conf.beat_schedule).keys() == {"superfetch-reap"}
