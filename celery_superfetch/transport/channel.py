@@ -120,9 +120,7 @@ class Channel(redis.Channel):
                 "The server is full, and did not note that queue %s is bound to exchange %r (%s). "
                 "This process goes on without; if the queue is new to that exchange, restart a "
                 "worker of it when there is room.",
-                binding[-1],
-                exchange,
-                exc,
+                *(binding[-1], exchange, str(exc).rstrip(".")),
             )
 
     def _update_queue_cycle(self) -> None:
@@ -136,12 +134,10 @@ class Channel(redis.Channel):
 
     @property
     def lists(self) -> QueueLists:
-        """Made anew by who looks: a consumer of a thousand queues begins and ends with each of them
-        by itself."""
+        """Made anew by who looks: a consumer's thousand queues begin, and end, one by one."""
         if self._unserved:
             self._unserved = False
-            lists = {name: self._lists_of(name) for name in self._callbacks}
-            self._lists.serve(lists, self.expires_of)
+            self._lists.serve({n: self._lists_of(n) for n in self._callbacks}, self.expires_of)
         return self._lists
 
     @property
@@ -270,9 +266,7 @@ class Channel(redis.Channel):
         if not done:
             logger.info(
                 "Job %s has handed on %s[%s] before, and does not send it again.",
-                step.title,
-                step.name,
-                step.task_id,
+                *(step.title, step.name, step.task_id),
             )
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
@@ -280,7 +274,7 @@ class Channel(redis.Channel):
         if queues or not (task := publishing.get()):
             return queues
         for binding in self.state.exchanges.get(exchange, {}).get("table", ()):
-            self._queue_bind(exchange, *binding)  # as this process declared it once
+            super()._queue_bind(exchange, *binding)  # as declared once; its error is the caller's
         if not (queues := super()._lookup(exchange, routing_key, default)):
             raise OperationalError(
                 f"task {task} was not sent: on the server no queue is bound to exchange "
@@ -290,8 +284,7 @@ class Channel(redis.Channel):
         logger.warning(
             "The bindings of exchange %r were gone from the server (by FLUSHALL, or evicted), and "
             "task %s on its way to no queue. They were declared again, and it was sent.",
-            exchange,
-            task,
+            *(exchange, task),
         )
         return queues
 

@@ -163,6 +163,19 @@ def test_a_task_whose_binding_is_gone_is_sent_all_the_same(
     assert "They were declared again" in caplog.text
 
 
+def test_that_the_server_is_full_is_said_to_whom_it_refuses_the_binding(app_at, fresh_server):
+    """By it alone: no queue is missing here."""
+    own = fresh_server()
+    app = app_at(own.url())
+    app.conf.task_queues = [Queue("pack", OPS, routing_key="pack.#")]
+    to = {"exchange": OPS.name, "routing_key": "pack.#", "queue": "pack"}
+    app.tasks["shop.note"].apply_async(("job",), **to)
+    own.client().flushall()
+    own.client().config_set("maxmemory", "1mb")
+    with pytest.raises(OperationalError, match="used memory > 'maxmemory'"):
+        app.tasks["shop.note"].apply_async(("job",), **to)
+
+
 def test_a_task_that_no_queue_takes_is_an_error_that_names_it(app_at, url):
     app = app_at(url)
     app.conf.task_queues = [Queue("pack", OPS, routing_key="pack.#")]
