@@ -21,6 +21,8 @@ LUA = Path(__file__).parents[1] / "lua"
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
+#: Scripts that run where the server takes no write, on a replica, say.
+READS = {"counters", "holdings", "pages", "payloads"}
 IDLE = 1.0  # seconds after which a connection is looked at before use: it may have been closed
 LARGE = 16 * 1024  # bytes from which an argument is sent for itself, and not copied
 
@@ -65,14 +67,14 @@ class Scripts:
         return [*verb, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
-        return self._header + source(name)
+        flag = "no-writes" if name in READS else "allow-oom"
+        return f"#!lua flags={flag}\n{source(name)}" if self._knows_flags else source(name)
 
     @cached_property
-    def _header(self) -> str:
+    def _knows_flags(self) -> bool:
         # Acks and claims free memory, so they must run on a server over its limit. Redis 6.2 knows
         # no such line; there the scripts remove before they add, which it allows.
-        version = server_version(info(self.client, "server"))
-        return "#!lua flags=allow-oom\n" if version >= (7, 0) else ""
+        return server_version(info(self.client, "server")) >= (7, 0)
 
 
 class Line:

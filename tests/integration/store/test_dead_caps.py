@@ -147,3 +147,11 @@ def test_large_jobs_are_read_in_several_replies(own):
     used = own.info("memory")["used_memory"]
     assert [job.id for job in bench.dead_set.page(0, 40)] == [job.id for job in jobs[::-1]]
     assert own.info("memory")["used_memory_peak"] - used < 20 * 2**20
+
+
+def test_where_the_server_takes_no_write_dead_jobs_are_read_all_the_same(own):
+    """After a failover of two, say, when somebody looks what has happened."""
+    bench = Bench(own)
+    [job] = bench.killed(payload("1"))
+    own.config_set("min-replicas-to-write", 1)
+    assert bench.dead_set.page() == [job] == [bench.dead_set.exact(job.id)]

@@ -66,7 +66,7 @@ def command(name: str) -> Callable[[Words], bool]:
 
 def script(*sources: str) -> Callable[[Words], bool]:
     """For `FaultProxy.cut_at`: a script, sent whole with any `#!lua` line before it, or by hash."""
-    headers = ("", "#!lua flags=allow-oom\n")
+    headers = ("", "#!lua flags=allow-oom\n", "#!lua flags=no-writes\n")
     texts = {(h + text).encode() for h in headers for text in sources}
     known = texts | {sha1(text).hexdigest().encode() for text in texts}
     return lambda words: words[0].upper() in (b"EVAL", b"EVALSHA") and words[1] in known
