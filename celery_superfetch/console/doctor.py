@@ -110,7 +110,8 @@ def _orphans(inspector: Inspector) -> Iterator[Finding]:
     if orphans:
         workers = number(len(orphans), "worker")
         text = f"private lists of {workers} that nobody has registered: {some(orphans)}"
-        fix = f"run `{command()} reap --full --wait 75`; their jobs go back after an owner_ttl"
+        wait = 1.25 * inspector.database.config.owner_ttl
+        fix = f"run `{command()} reap --full --wait {wait:.0f}`; their jobs go back after owner_ttl"
         yield Finding("warning", "orphans", text, fix)
 
 

@@ -110,9 +110,10 @@ class Reaper(Structure):
                 logger.warning(
                     "Unknown owner %s is registered now. Its jobs are given back if nobody is "
                     "heard under that name for a full owner_ttl: watch it, by a worker that runs "
-                    "or by `%s reap --wait 75`.",
+                    "or by `%s reap --wait %.0f`.",
                     owner,
                     command(),
+                    1.25 * self.config.owner_ttl,
                 )
         return adopted
 
