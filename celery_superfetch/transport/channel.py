@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from kombu.exceptions import OperationalError
 from kombu.transport import redis
 from redis import Redis
-from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError
+from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..model.step import Fenced, handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
-from ..store.wire.server import tried_again
+from ..store.wire.server import FULL, even_if_full, tried_again
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 
@@ -112,16 +112,8 @@ class Channel(redis.Channel):
         """Where it is noted, for producers. A full server refuses that, even where it is noted
         already: a worker that would end by it could not drain the server. Who publishes and finds
         no binding declares it again."""
-        try:
-            with tried_again():
-                super()._queue_bind(exchange, *binding)
-        except OutOfMemoryError as exc:
-            logger.warning(
-                "The server is full, and did not note that queue %s is bound to exchange %r (%s). "
-                "This process goes on without; if the queue is new to that exchange, restart a "
-                "worker of it when there is room.",
-                *(binding[-1], exchange, str(exc).rstrip(".")),
-            )
+        with even_if_full(binding[-1], exchange), tried_again():
+            super()._queue_bind(exchange, *binding)
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
@@ -215,9 +207,14 @@ class Channel(redis.Channel):
         try:
             return int(super()._size(queue))
         except self.ResponseError as exc:
-            if "WRONGTYPE" not in str(exc):
+            if "WRONGTYPE" in str(exc):
+                return 0  # whoever claims from it says so; a starting worker has other queues, too
+            if FULL not in str(exc):
                 raise
-            return 0  # whoever claims from it says so; a worker that starts has other queues, too
+            from ..store.queues import Queues  # 6.2 queues no command of a transaction then
+
+            lengths = Queues(self.database).lengths(self._lists_of(queue))
+            return sum(length for length, _ in lengths if isinstance(length, int))
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

@@ -47,6 +47,28 @@ def tried_again() -> Iterator[None]:
         raise ConnectionError(text) from exc
 
 
+#: What a server over its memory limit says, also of a command in a script, by whichever name.
+FULL = "used memory > 'maxmemory'"
+
+
+@contextmanager
+def even_if_full(queue: str, exchange: str) -> Iterator[None]:
+    """Go on where a full server does not note that a queue is bound."""
+    try:
+        yield
+    except ResponseError as exc:
+        if FULL not in str(exc):
+            raise
+        logger.warning(
+            "The server is full, and did not note that queue %s is bound to exchange %r (%s). "
+            "This process goes on without; if the queue is new to that exchange, restart a worker "
+            "of it when there is room.",
+            queue,
+            exchange,
+            str(exc).rstrip("."),
+        )
+
+
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
     """What the server says of itself; nothing where that is forbidden."""
     try:

@@ -10,6 +10,8 @@ from uuid import UUID
 import kombu
 import pytest
 from kombu.exceptions import ContentDisallowed
+from kombu.transport import redis
+from redis.exceptions import OutOfMemoryError
 
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -236,3 +238,15 @@ def test_two_connections_of_one_process_are_one_owner(url, bench):
         [owner] = bench.registry.owners()
         assert {"mail", "slow"} <= set(bench.facts(owner).lists)
     assert bench.registry.owners() == {}
+
+
+def test_a_full_server_that_refuses_transactions_says_how_long_a_queue_is(url, monkeypatch):
+    """Redis 6.2 does so; a queue that seemed empty would be deleted where it only may be if so."""
+    publish(url, "mail", "one", "two")
+
+    def refused(*_: Any) -> None:
+        raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        monkeypatch.setattr(redis.Channel, "_size", refused)
+        assert connection.default_channel.queue_declare("mail").message_count == 2
