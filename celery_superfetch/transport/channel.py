@@ -129,7 +129,8 @@ class Channel(redis.Channel):
         """Made anew by who looks: a consumer's thousand queues begin, and end, one by one."""
         if self._unserved:
             self._unserved = False
-            self._lists.serve({n: self._lists_of(n) for n in self._callbacks}, self.expires_of)
+            lists = {name: self._lists_of(name) for name in self._callbacks}
+            self._lists.serve(lists, self.expires_of)
         return self._lists
 
     @property
@@ -263,7 +264,9 @@ class Channel(redis.Channel):
         if not done:
             logger.info(
                 "Job %s has handed on %s[%s] before, and does not send it again.",
-                *(step.title, step.name, step.task_id),
+                step.title,
+                step.name,
+                step.task_id,
             )
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
@@ -281,7 +284,8 @@ class Channel(redis.Channel):
         logger.warning(
             "The bindings of exchange %r were gone from the server (by FLUSHALL, or evicted), and "
             "task %s on its way to no queue. They were declared again, and it was sent.",
-            *(exchange, task),
+            exchange,
+            task,
         )
         return queues
 

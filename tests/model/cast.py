@@ -130,7 +130,10 @@ class Pass:
                 report = self._going.switch()
                 if self._going.dead:
                     self._going = None
-                    assert not report.errors
+                    # Who is heard between a drain's look and its mark is spared, and told of.
+                    alive = [row["owner"] for row in getattr(report, "alive", ())]
+                    spared = [owner for owner in alive if owner not in report.owners]
+                    assert report.errors <= len(spared)
 
     def end(self) -> None:
         """Go to the end of the pass."""
