@@ -71,6 +71,27 @@ def test_cancelling_a_queue_that_is_being_drained_loses_nothing(worker, shop, le
     assert one.alive()
 
 
+def test_what_is_reserved_runs_though_no_queue_is_consumed_and_connections_break(
+    worker, shop, ledger, db
+):
+    """As before a deploy: consume nothing more, and wait until it has nothing. A doubt about lost
+    replies was looked into with the next claim only, and until then nothing started."""
+    app, hasty = shop.note.app, {"heartbeat_interval": 0.5, "owner_ttl": 10}
+    one = worker(concurrency=1, args=["--prefetch-multiplier=4"], options=hasty)
+    shop.run("running")
+    for name in ("n0", "n1", "n2"):
+        shop.note.delay(name)
+    eventually(lambda: [len(jobs) for jobs in db.held().values()] == [4], message="all are taken")
+    assert app.control.cancel_consumer("celery", reply=True, timeout=10, limit=1)
+    one.wait_log("Canceling queue")
+    # Not that which brings remote control: at its loss Celery lets go of all that waits.
+    db.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    always(lambda: one.alive(), during=2, message="its next heartbeats come by another one")
+    ledger.release("running")
+    eventually(lambda: not any(db.held().values()), message="all have run")
+    assert ledger.runs() == dict.fromkeys(("running", "n0", "n1", "n2"), 1)
+
+
 QUEUES = [f"q{number}" for number in range(20)]
 #: The first and the last steps: the last has no connection that waits on it.
 PRIORITIES = (0, 9)

@@ -77,10 +77,11 @@ class Fetch:
 
     def _turn(self) -> None:
         lists = self.lists.names
+        if lists or self.owner.name:  # what came before the last was given up has to go on
+            self.join(self.lists.expires)
+            self._mind_connections()
         if not lists:
             return self.owner.flush()
-        self.join(self.lists.expires)
-        self._mind_connections()
         if self.owner.stopping:
             self.put_aside()  # first: what reads bring later would overtake what waits
             self.channel.qos.requeue_waiting()

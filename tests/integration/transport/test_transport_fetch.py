@@ -11,6 +11,7 @@ import pytest
 
 from celery_superfetch.transport.fetch import reads
 from support.servers.commands import blocked
+from support.servers.faults import kill_connections
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish
@@ -130,3 +131,16 @@ def _calls(bench: Bench) -> dict[str, int]:
     """Command -> how often it was called."""
     stats = bench.client.info("commandstats")
     return {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+
+
+def test_what_landed_as_the_last_queue_was_given_up_goes_back(url, bench):
+    """The reply to its read was lost. It stayed until the consumer claimed from some queue again:
+    for as long as it lived, if need be."""
+    with Inbox(url) as inbox:
+        eventually(lambda: inbox.turn() or blocked(bench.client))
+        bench.push("mail", payload(1))
+        eventually(lambda: not bench.queue(), message="it has landed")
+        kill_connections(bench.client)
+        inbox.consumer.cancel()
+        inbox.turn()
+        assert bench.queue() == [payload(1)]
