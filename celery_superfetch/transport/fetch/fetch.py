@@ -265,8 +265,8 @@ class Fetch:
         may."""
         for whose, names in self.backlog.lift(lists).items():
             self.owner.unland(whose, names)
-        claimed = self.backlog.take(lists)
-        self.requeue(claimed)
+        if claimed := self.backlog.take(lists):  # else a closing channel asks for each queue
+            self.requeue(claimed)
         return len(claimed)
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
