@@ -109,9 +109,8 @@ class Channel(redis.Channel):
         self._update_queue_cycle()  # it may expire otherwise than before
 
     def _queue_bind(self, exchange: str, *binding: Any) -> None:
-        """Where it is noted, for producers. A full server refuses that, even where it is noted
-        already: a worker that would end by it could not drain the server. Who publishes and finds
-        no binding declares it again."""
+        """Noted for producers. A full server refuses that, also where it is noted already, and a
+        worker that ended by it could not drain it. Who publishes and finds none notes it again."""
         with even_if_full(binding[-1], exchange), tried_again():
             super()._queue_bind(exchange, *binding)
 
