@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import StillInUse
 from ..model.facts import Facts
+from ..model.silence import watch_time
 from ..model.verdict import Reason
 from ..owner.in_flight.jobs import batches
 from ..reaper.evidence import Onlooker
@@ -151,7 +152,7 @@ def _refusal(alive: list[dict[str, Any]]) -> str:
         advice = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
         if row["reason"] in here:
             advice = "{reason}: kill -TERM {pid}"
-        rows += f"\n  {held}; {advice}".format(**row, wait=1.25 * row["owner_ttl"])
+        rows += f"\n  {held}; {advice}".format(**row, wait=watch_time(row["owner_ttl"]))
     return (
         f"nothing was moved. Workers that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "

@@ -12,6 +12,7 @@ from redis.exceptions import NoPermissionError
 from ..inspector import Inspector
 from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK
 from ..model.job import parse
+from ..model.silence import watch_time
 from ..model.version import __version__
 from ..model.words import command, number, span
 from .health import LEVELS, Finding, Level, findings
@@ -110,7 +111,7 @@ def _orphans(inspector: Inspector) -> Iterator[Finding]:
     if orphans:
         workers = number(len(orphans), "worker")
         text = f"private lists of {workers} that nobody has registered: {some(orphans)}"
-        wait = 1.25 * inspector.database.config.owner_ttl
+        wait = watch_time(inspector.database.config.owner_ttl)
         fix = f"run `{command()} reap --full --wait {wait:.0f}`; their jobs go back after owner_ttl"
         yield Finding("warning", "orphans", text, fix)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ..inspector import Inspector
 from ..model.arguments import task_title
 from ..model.facts import HUNG, SILENT
+from ..model.silence import watch_time
 from ..model.words import ago, number, passed, span
 from .overview import LATELY, by_need, by_queue, overview_of
 
@@ -144,7 +145,7 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
             fix = (
                 f"it is frozen or cut off: if pid {owner['pid']} hangs, `kill -9` it; if its host "
                 f"is gone, any worker takes its jobs, or `{overview['command']} reap --wait "
-                f"{1.25 * owner['owner_ttl']:.0f}`"
+                f"{watch_time(owner['owner_ttl']):.0f}`"
             )
             yield Finding(level, "silent-owner", text, fix)
 

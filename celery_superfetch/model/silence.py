@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 
+def watch_time(owner_ttl: float) -> float:
+    """Seconds in which whoever looks on sees a silence of ``owner_ttl``: looks come in between."""
+    return 1.25 * owner_ttl
+
+
 class Silence:
     """How long owners have been silent while this process looked on. Pure; times are given. Looks
     count if all succeeded, ``longest_gap`` seconds after each other at most, by the watcher's own

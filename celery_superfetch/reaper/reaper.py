@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from ..model import forks
 from ..model.facts import HUNG, SCHEMA, Facts
 from ..model.job import Job, queue_list_of
-from ..model.silence import Silence
+from ..model.silence import Silence, watch_time
 from ..model.strikes import Limits, Running
 from ..model.verdict import Reason
 from ..model.words import command
@@ -113,7 +113,7 @@ class Reaper(Structure):
                     "or by `%s reap --wait %.0f`.",
                     owner,
                     command(),
-                    1.25 * self.config.owner_ttl,
+                    watch_time(self.config.owner_ttl),
                 )
         return adopted
 
