@@ -189,10 +189,17 @@ def read_all() -> None:
 
 @cache
 def source(name: str) -> str:
-    text, shared = ((LUA / f"{part}.lua").read_text() for part in (name, "shared"))
-    calls = "|".join(re.findall(r"^local function (\w+)", shared, re.MULTILINE))
-    before = shared if re.search(rf"\b({calls})\(", text) else ""
+    text, (shared, called) = (LUA / f"{name}.lua").read_text(), _shared()
+    before = shared if called.search(text) else ""
     return "KEYS[#KEYS] = nil\n" + before + text  # scripts do not see the key that never exists
+
+
+@cache
+def _shared() -> tuple[str, re.Pattern[str]]:
+    """What several scripts call, and a pattern of its calls."""
+    text = (LUA / "shared.lua").read_text()
+    calls = "|".join(re.findall(r"^local function (\w+)", text, re.MULTILINE))
+    return text, re.compile(rf"\b({calls})\(")
 
 
 def asked(connection: Any, *commands: Sequence[Any]) -> list[Any]:
