@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
-import celery.app.task
 from billiard.einfo import ExceptionInfo
 from celery import Celery, signals, states
 from celery.app.task import Context
@@ -31,6 +30,7 @@ from ..signals import job_killed
 from .backend_turn import backend_turn
 from .chords import fail_part, parts_ahead
 from .dead_set import DeadSet
+from .ignored_results import stores_failure
 from .result_backends import own_backend
 
 logger = get_logger(__name__)
@@ -127,13 +127,10 @@ class Announcement:
             self._receivers(self.task)
 
     def _stores(self) -> bool:
-        """Whether the failure is stored: as Celery's own request decides."""
-        task, request = self.task, self.request
-        if task is None:
-            return not request.ignore_result
-        actual = getattr(celery.app.task, "get_actual_ignore_result", None)  # came with 5.7
-        ignored = actual(task, request) if actual else request.ignore_result or task.ignore_result
-        return not ignored or bool(task.store_errors_even_if_ignored)
+        """Return whether Celery would store a failure that the task raised."""
+        if self.task is None:  # another app's; only the message is known
+            return not self.request.ignore_result
+        return stores_failure(self.task, self.request)
 
     def _state(self) -> str | None:
         """SUCCESS, or FAILURE if that is ours; None for what is to be overwritten, or not kept."""

@@ -23,6 +23,7 @@ from kombu.serialization import loads
 from ..model.job import DELIVERY, Counters
 from ..model.step import ITSELF, STEP, Claim, Fenced, Run, Step, handing, ids_of, running
 from .chords import is_on_redis
+from .ignored_results import ignores_result
 
 logger = get_logger(__name__)
 
@@ -114,7 +115,7 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
     """What the result backend has of a job that has ended; None where it cannot say."""
     backend = task.backend
     # Whoever asks rpc:// takes what it has.
-    if task.ignore_result or request.get("ignore_result") or not backend.persistent:
+    if ignores_result(task, Context(request)) or not backend.persistent:
         return None
     with suppress(Exception):
         meta = backend.get_task_meta(id)

@@ -23,7 +23,7 @@ def told(app: Celery) -> SimpleNamespace:
     return SimpleNamespace(
         **{
             name: lambda *args, name=name, **kwargs: app.signature(f"told.{name}", args, kwargs)
-            for name in ("pill", "quiet", "note", "old", "new")
+            for name in ("pill", "quiet", "fail", "quiet_fail", "note", "old", "new")
         }
     )
 
@@ -50,7 +50,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     one = worker(app="told", concurrency=2, options=ONE_STRIKE, args=["-E"], conf=conf)
     errbacks = [told.old(), told.new(), told.old().set(queue="elsewhere"), app.signature("no.such")]
     pill = told.pill("pill").apply_async(link_error=errbacks)
-    quiet = told.quiet("quiet").apply_async(link_error=told.old())
+    quiet = told.quiet("quiet").apply_async(ignore_result=True, link_error=told.old())
     ignored = told.pill("careless").apply_async(ignore_result=True, link_error=told.old())
     line = chain(told.pill("in a chain"), told.note(who="never")).apply_async()
     both = group(told.pill("in a group"), told.note("", who="beside")).apply_async()
@@ -91,7 +91,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     eventually(lambda: len(ledger.told("job_killed")) == len(jobs) + 1)
     assert [record["task"] for record in db.dead()].count("no.such") == 1
     assert "never" not in ledger.starts(), "neither the chain nor the chord went on"
-    assert (quiet.state, ignored.state) == ("PENDING", "PENDING"), "ignored results are not stored"
+    assert quiet.state == "PENDING", "ignored results are not stored"
     assert ledger.told("stored FAILURE").count(pill.id) == 1
     assert pill.worker == f"{one.name}@{host}", "E7: where it ran, as Celery's own results say it"
     eventually(lambda: not db.client.exists("superfetch:dead:unannounced"))
@@ -100,6 +100,34 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     assert event["name"] == "told.pill"
     assert event["hostname"].startswith(f"{one.name}@")
     assert "PoisonPill" in event["exception"]
+
+
+def test_a_dead_lettered_job_has_a_result_where_celery_stores_a_failure(worker, told, app, db):
+    """The task and the message may disagree on whether the result is ignored, and the versions of
+    Celery differ. So each pill has a job of the same settings beside it that fails as any other."""
+    worker(app="told", concurrency=2, options=ONE_STRIKE)
+    messages: dict[str, dict[str, Any]] = {
+        "says nothing": {},
+        "ignored": {"ignore_result": True},
+        "wanted": {"ignore_result": False},
+    }
+    pairs = {
+        (pill, says): (
+            getattr(told, fail)(says).apply_async(**message),
+            getattr(told, pill)(says).apply_async(**message),
+        )
+        for pill, fail in (("pill", "fail"), ("quiet", "quiet_fail"))
+        for says, message in messages.items()
+    }
+    eventually(lambda: len(db.dead()) == len(pairs), 60)
+    eventually(lambda: not db.client.exists("superfetch:dead:unannounced"), 60)
+    eventually(lambda: not db.waiting() and db.settled())
+    stored = {pair: (failed.state, killed.state) for pair, (failed, killed) in pairs.items()}
+    assert {pair: failed for pair, (failed, _) in stored.items()} == {
+        pair: killed for pair, (_, killed) in stored.items()
+    }
+    assert stored["pill", "wanted"] == ("FAILURE", "FAILURE")
+    assert stored["quiet", "ignored"] == ("PENDING", "PENDING")
 
 
 def test_without_a_result_backend_the_rest_is_told_all_the_same(worker, cli, make_app, ledger, db):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery
 
@@ -51,6 +52,8 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
 ):
     """Also that of its second try: the first gets no answer of the result backend."""
     conf, names = SETTINGS[how], ("celery", LATER)
+    if pool == "gevent" and "worker_disable_prefetch" in conf and (5, 6) <= celery.VERSION < (5, 7):
+        pytest.skip("there Celery compares with the number of running greenlets, and never starts")
     sent = {name: conf[name] for name in conf if name not in ("task_routes", "task_always_eager")}
     app = make_app(superfetch=False, conf=sent)
     old = app.signature("told.old").set(queue="celery")

@@ -183,7 +183,7 @@ celery app.
         task:Task.Strategy~celery.worker.strategy:default
     announce killed jobs: task:Task._backend base:Celery._get_backend()
     count the parts of chords: task:Task._backend base:Celery._backend base:Celery._get_backend()
-        task:get_actual_ignore_result(task,request)>=5.7
+    store a failure where Celery would: trace:get_actual_ignore_result(task,request)>=5.6
     give back a job whose next message cannot be sent: amqp:AMQP._create_task_sender()
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
     know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding,loads=)

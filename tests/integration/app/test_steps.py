@@ -279,7 +279,7 @@ def test_a_job_that_is_delivered_again_knows_whether_it_had_ended(pool, kept, re
     """By its result, where somebody keeps that: not the task, nor this one job, nor rpc://, of
     which it could be read once."""
     task, backend = pool.app.tasks["note"], pool.app.backend
-    task.apply_async(ignore_result=kept == "header")
+    task.apply_async(ignore_result=True if kept == "header" else None)
     first = pool.take()
     if result:
         value = "noted" if result == "SUCCESS" else ValueError("so")

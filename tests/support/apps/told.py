@@ -62,6 +62,16 @@ def quiet(job: str) -> None:
     pill.run(job)
 
 
+@app.task(name="told.fail", shared=False)
+def fail(job: str) -> None:
+    raise ValueError(f"{job} fails on purpose")
+
+
+@app.task(name="told.quiet_fail", ignore_result=True, shared=False)
+def quiet_fail(job: str) -> None:
+    fail.run(job)
+
+
 @app.task(name="told.note", shared=False)
 def note(before: Any = None, who: str = "note") -> str:
     ledger().started(who)
