@@ -72,7 +72,7 @@ class PrivateLists(Structure):
         lists: Sequence[str],
         most: int,
         turn: int,
-        landed: Iterable[str] = (),
+        landed: Collection[str] = (),
         starts: int = 0,
     ) -> Call:
         """The call, for ``claims``, that claims up to ``most`` jobs: first what has ``landed`` from
@@ -82,7 +82,8 @@ class PrivateLists(Structure):
         names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
         prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
         args = [owner, most, CLAIM_BYTES, *prefixes, turn, starts, self._numbers(most)]
-        return Call("claim", names, [*args, *(lists.index(name) + 1 for name in landed)])
+        numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
+        return Call("claim", names, [*args, *(numbers[name] for name in landed)])
 
     def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
         if reply is None:
@@ -158,10 +159,13 @@ class PrivateLists(Structure):
 
     def _held(self, owner: str, fields: Collection[bytes]) -> Held:
         waiting, claims = claims_of(fields, waiting=True), claims_of(fields)
-        # By somebody's hand: it names no queue list, or cannot be asked for.
-        odd = [name for name in claims if not queue_list_of(name) or name.encode() not in fields]
+        # A set: to search the list for each claim would take 11 s for 20,000, and the square of it.
+        there = set(fields)
+        # Written by hand: it names no queue list, or its name is not UTF-8 and cannot be asked for.
+        odd = [name for name in claims if not queue_list_of(name) or name.encode() not in there]
         if odd:
-            claims = [name for name in claims if name not in odd]
+            left_out = set(odd)
+            claims = [name for name in claims if name not in left_out]
             warn_once(
                 f"The private list of owner {owner} has {len(odd)} fields that are no claims "
                 f"({', '.join(map(repr, odd[:3]))}). They stay there, and are nobody's: look at "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from redis.exceptions import RedisError
@@ -36,7 +36,7 @@ class InFlight(Outbox):
         lists: Sequence[str],
         most: int,
         turn: int,
-        landed: Iterable[str] = (),
+        landed: Collection[str] = (),
         starts: int = 0,
     ) -> Claims:
         """Send what waits to be settled and claim, in one round trip; as ``PrivateLists.claim``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 
 from redis.exceptions import RedisError
@@ -58,21 +58,21 @@ class LostClaims:
     def _requeue_unknown(self, owner: str) -> int:
         ours = {job.claim_id for job in self.jobs if job.owner == owner}
         unknown = [id for id in self.lists.held(owner).claims if id not in ours]
-        back = 0
-        while unknown:
-            jobs, seen = self.lists.jobs(owner, unknown[:BATCH], CLAIM_BYTES)
-            unknown = unknown[seen:]
+        since = monotonic() - SETTLED
+        lately = {id for at, id in self.outbox.lately if at > since}
+        back = at = 0
+        while at < len(unknown):
+            jobs, seen = self.lists.jobs(owner, unknown[at : at + BATCH], CLAIM_BYTES)
+            at += seen
             for job in jobs:
                 self.jobs.add(job)
-            jobs = self._settle_again(jobs)
+            jobs = self._settle_again(jobs, lately)
             self.outbox.requeue(jobs)
             back += len(jobs)
         return back
 
-    def _settle_again(self, jobs: Sequence[Job]) -> list[Job]:
-        """Ack those that were settled lately; the others."""
-        since = monotonic() - SETTLED
-        lately = {id for at, id in self.outbox.lately if at > since}
+    def _settle_again(self, jobs: Sequence[Job], lately: Collection[str]) -> list[Job]:
+        """Ack the jobs whose claims were settled ``lately``; return the others."""
         for job in jobs:
             if job.claim_id in lately:
                 self.outbox.ack(Claimed(job, Counters()))

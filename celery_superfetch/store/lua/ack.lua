@@ -11,12 +11,13 @@ local missing, notes = {}, {}
 for i = settled + 2, #ARGV do notes[#notes + 1] = 'w' .. ARGV[i] end
 for i = 1, settled do
   local id, counters = ARGV[i + 1], KEYS[i + 1]
-  -- The last one takes the notes along: a call costs the server more than what it removes.
-  local along = i == settled and notes or {}
+  -- The last one takes the notes along: a call costs the server more than what it removes. Lua hands
+  -- over no more than 8,000 values, and a pool of greenlets may start as many jobs at once.
+  local along = i == settled and #notes <= 1000 and notes or {}
   local own = redis.call('HDEL', private, id, 'w' .. id, 's' .. id, unpack(along)) - #along
   if own < 1 then
     -- Some were not there. A note goes with its claim, so where the claim is gone it was the note.
-    for at = settled + 2, i == settled and #ARGV or 0 do
+    for at = settled + 2, #along > 0 and #ARGV or 0 do
       if redis.call('HEXISTS', private, ARGV[at]) == 0 then own = own + 1 end
     end
   end
@@ -26,5 +27,7 @@ for i = 1, settled do
     redis.call('DEL', counters)
   end
 end
-if #notes > 0 and settled == 0 then redis.call('HDEL', private, unpack(notes)) end
+for first = 1, (settled == 0 or #notes > 1000) and #notes or 0, 1000 do
+  redis.call('HDEL', private, unpack(notes, first, math.min(first + 999, #notes)))
+end
 return missing

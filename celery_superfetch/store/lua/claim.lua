@@ -77,22 +77,21 @@ local function take_all(at)
   end
 end
 -- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
-local dry = {}
 for first = 1, #KEYS - 3, math.max(turn, 1) do
   local last = math.min(first + turn - 1, #KEYS - 3)
   if first == last then take_all(first) end
-  local open = first < last
-  while open do
-    open = false
-    for at = first, last do
-      local payload = most > 0 and room > 0 and not dry[at] and popped(at, KEYS[at + 3])
+  local open = {}
+  for at = first, first < last and last or 0 do open[#open + 1] = at end
+  while #open > 0 do
+    local left = {}  -- of thousands of lists few have a second job
+    for _, at in ipairs(open) do
+      local payload = most > 0 and room > 0 and popped(at, KEYS[at + 3])
       if payload then
         take(at, KEYS[at + 3], payload)
-        open = true
-      else
-        dry[at] = true
+        left[#left + 1] = at
       end
     end
+    open = left
   end
 end
 -- Lua hands over no more than 8,000 values at once. What refuses some of these refuses the first.

@@ -1,14 +1,14 @@
 -- Counts what some owners have in flight.
 -- KEYS: the facts of each owner
--- ARGV: for each owner the name of its private list, then what stands before its queue lists in the
---       names of the lists where jobs land. Its lists are named by its facts: there may be a hundred
---       for each of a thousand owners
--- Returns: for each owner how many run, then for each queue list that it has a job of its name, and
---       how many
+-- ARGV: claims and queue lists that are enough for one script, then for each owner the name of its
+--       private list, and what stands before its queue lists in the names of the lists where jobs
+--       land. Its lists are named by its facts: there may be thousands for each of a thousand owners
+-- Returns: for each of the first owners, one at least, how many run, then for each queue list that it
+--       has a job of its name, and how many; the caller asks again for the others
 -- Crash: nothing was changed.
-local rows = {}
+local rows, room = {}, tonumber(ARGV[1])
 for i = 1, #KEYS do
-  local private, landing = ARGV[2 * i - 1], ARGV[2 * i]
+  local private, landing = ARGV[2 * i], ARGV[2 * i + 1]
   local runs, sizes, row = 0, {}, {}
   local fields = redis.pcall('HKEYS', private)
   for _, field in ipairs(fields.err and {} or fields) do
@@ -27,7 +27,7 @@ for i = 1, #KEYS do
     names[#names + 1], keys[#keys + 1] = name, landing .. name
   end
   -- Mostly none of a hundred is there, and one question tells.
-  local there = #keys > 0 and redis.call('EXISTS', unpack(keys)) > 0
+  local there = call_in_parts('EXISTS', nil, keys) > 0
   for at, name in ipairs(there and names or {}) do
     local size = redis.pcall('LLEN', keys[at])
     if type(size) == 'number' and size > 0 then sizes[name] = (sizes[name] or 0) + size end
@@ -35,5 +35,7 @@ for i = 1, #KEYS do
   row[1] = runs
   for name, size in pairs(sizes) do row[#row + 1], row[#row + 2] = name, size end
   rows[i] = row
+  room = room - #fields - #names
+  if room <= 0 then break end
 end
 return rows

@@ -11,7 +11,7 @@
 --       holds
 -- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
 --       consumer that waits gets the oldest and not the first that was moved.
-local facts, private, queue, flag, stats, probation, on_probation = unpack(KEYS)
+local facts, private, queue, flag, stats, probation, on_probation = unpack(KEYS, 1, 7)
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
 local no = wrong(queue, probation)

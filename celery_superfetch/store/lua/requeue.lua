@@ -8,7 +8,7 @@
 -- Returns: number of jobs that went; the others were not in flight
 -- Crash: each job is in exactly one of the lists. All move at once, so that a consumer that waits
 --       gets the oldest and not the first that was moved. A repetition finds nothing more to do.
-local private, queue, flag, stats, probation, on_probation = unpack(KEYS)
+local private, queue, flag, stats, probation, on_probation = unpack(KEYS, 1, 6)
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
 local no = wrong(queue, probation)

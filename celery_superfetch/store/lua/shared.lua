@@ -45,9 +45,25 @@ local function wrong(...)
   end
 end
 
+-- Runs a command on a key (nil: it has none) and a list of values of any length, a thousand at a time:
+-- Lua hands over no more than 8,000 ("too many results to unpack"). Returns the sum of the replies.
+local function call_in_parts(command, key, values)
+  local total = 0
+  for first = 1, #values, 1000 do
+    local last = math.min(first + 999, #values)
+    if key then
+      total = total + redis.call(command, key, unpack(values, first, last))
+    else
+      total = total + redis.call(command, unpack(values, first, last))
+    end
+  end
+  return total
+end
+
 -- The caps of some dead jobs, and a look at whatever has to change when they go.
 local function capped(ids)
-  local caps = redis.call('HMGET', KEYS[3], unpack(ids))
+  local caps = {}
+  for at, id in ipairs(ids) do caps[at] = redis.call('HGET', KEYS[3], id) end
   redis.call('HLEN', KEYS[2])
   redis.call('SISMEMBER', KEYS[4], '')
   redis.call('ZCARD', KEYS[1])
@@ -62,10 +78,10 @@ local function drop(ids, caps)
   for at, id in ipairs(ids) do
     if caps[at] then redis.call('ZREM', caps[at], id) end
   end
-  redis.call('ZREM', KEYS[1], unpack(ids))
-  redis.call('HDEL', KEYS[3], unpack(ids))
-  redis.call('SREM', KEYS[4], unpack(ids))
-  return redis.call('HDEL', KEYS[2], unpack(ids))
+  call_in_parts('ZREM', KEYS[1], ids)
+  call_in_parts('HDEL', KEYS[3], ids)
+  call_in_parts('SREM', KEYS[4], ids)
+  return call_in_parts('HDEL', KEYS[2], ids)
 end
 
 -- Counts a job by queue list and task, for metrics. What fails is not counted: it is worth no job's

@@ -5,11 +5,12 @@
 -- Returns: number dropped for their age; number dropped because there were too many, with those
 --       that kills have dropped since the last time
 -- Crash: each job is there whole or gone.
-local dead, jobs, caps, unannounced, stats, overflow = unpack(KEYS)
+local dead, jobs, caps, unannounced, stats, overflow = unpack(KEYS, 1, 6)
 local age, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
 -- What has another type is found before anything goes.
 for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
-for _, index in ipairs({dead, unpack(KEYS, 7)}) do redis.call('ZCARD', index) end
+redis.call('ZCARD', dead)
+for at = 7, #KEYS do redis.call('ZCARD', KEYS[at]) end
 redis.call('SISMEMBER', unannounced, '')
 local before = tonumber(redis.call('GET', overflow)) or 0
 local function prune(cap, ids)

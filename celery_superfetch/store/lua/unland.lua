@@ -7,7 +7,7 @@
 local landings, total = {}, 0
 for i = 1, #ARGV do landings[i] = KEYS[2 * i - 1] end
 -- Mostly none of a hundred is there, and one question tells.
-if redis.call('EXISTS', unpack(landings)) == 0 then return 0 end
+if call_in_parts('EXISTS', nil, landings) == 0 then return 0 end
 for i = 1, #ARGV do
   local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
   redis.pcall('LPOP', landing, 0)  -- a removal first (shared.lua)

@@ -26,7 +26,7 @@ from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
-from celery_superfetch.store.wire import clients, connections
+from celery_superfetch.store.wire import clients, connections, scripts
 from celery_superfetch.transport import channel
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
@@ -307,3 +307,18 @@ def handing_on() -> None:
 def completing() -> None:
     """What Celery does not run again, since it has its result, has not counted in its chord."""
     ends._complete = lambda *_: None
+
+
+def parts() -> None:
+    """A script gives a list of any length to one command."""
+    whole = scripts.source
+
+    def unpacked(name: str) -> str:
+        by_thousands = (
+            "for first = 1, #values, 1000 do\n    local last = math.min(first + 999, #values)"
+        )
+        assert by_thousands in scripts._shared()[0]
+        at_once = "for first = 1, #values, 2 ^ 40 do\n    local last = #values"
+        return whole(name).replace(by_thousands, at_once)
+
+    scripts.source = unpacked

@@ -1,0 +1,245 @@
+"""Lists that a user makes long: queues, their priorities, jobs, dead jobs. Lua hands over no more
+than 8,000 values at once, and 2,100 queues of four priorities stopped a worker for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.step import Claim
+from celery_superfetch.store import parked, queues
+from celery_superfetch.store.holdings import PARKED, Holdings, Place
+from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.queues import Queues, Suspects
+from celery_superfetch.store.wire import scripts
+from support.workers.bench import Bench
+
+MANY = 20_000
+
+#: Scripts whose lists are of one length, whatever a user does.
+OF_FIXED_LENGTH = {"kill", "lock", "lost", "probation", "retry", "shared"}
+
+
+def many(prefix: str = "queue") -> list[str]:
+    return [f"{prefix}-{number}" for number in range(MANY)]
+
+
+def payloads() -> list[bytes]:
+    return [b"job-%d" % number for number in range(MANY)]
+
+
+def give(bench: Bench, owner: Facts) -> list[Job]:
+    """Twenty thousand jobs that an owner has claimed and not started, the oldest first."""
+    jobs = [
+        Job(owner.owner, "mail", raw, f"{number}:mail") for number, raw in enumerate(payloads(), 1)
+    ]
+    fields = {name: job.payload for job in jobs for name in (job.claim_id, WAITS + job.claim_id)}
+    bench.client.hset(bench.keys.private(owner.owner), mapping=fields)
+    return jobs
+
+
+def claim(bench: Bench) -> None:
+    owner = bench.owner(lists=many())
+    bench.push("queue-0", b"first")
+    bench.push(f"queue-{MANY - 1}", *payloads())
+    bench.land(owner, "queue-7", b"landed")
+    claims = bench.claim(owner, many(), MANY + 2, turn=MANY, landed=many(), starts=MANY + 2)
+    assert len(claims.jobs) == claims.started == MANY + 2
+    assert not claims.errors
+
+
+def ack(bench: Bench) -> None:
+    owner = bench.owner()
+    jobs = give(bench, owner)
+    done, others = jobs[: MANY // 2], jobs[MANY // 2 :]
+    call = bench.lists.ack(owner.owner, [Claimed(job, None) for job in done], others)
+    assert bench.run(call) == []
+    assert len(bench.lists.held(owner.owner).running) == len(others)
+    gone = [Claimed(job, None) for job in done[:2]]
+    assert bench.run(bench.lists.ack(owner.owner, gone, others)) == [1, 2], "they were taken away"
+
+
+def wait(bench: Bench) -> None:
+    owner = bench.owner()
+    ids = [job.claim_id for job in give(bench, owner)]
+    bench.client.hdel(bench.keys.private(owner.owner), *(WAITS + id for id in ids))
+    bench.lists.unrecord(owner.owner, ids)
+    assert not bench.lists.held(owner.owner).running
+
+
+def requeue(bench: Bench) -> None:
+    jobs = give(bench, bench.owner())
+    assert bench.run(bench.lists.requeue(jobs[::-1], "front", 60_000)) == MANY
+    assert bench.queue() == payloads()
+
+
+def unland(bench: Bench) -> None:
+    owner = bench.owner(lists=many())
+    bench.land(owner, f"queue-{MANY - 1}", b"landed")
+    assert bench.lists.unland(owner.owner, dict.fromkeys(many(), 60_000)) == 1
+    assert bench.queue(f"queue-{MANY - 1}") == [b"landed"]
+
+
+def holdings(bench: Bench) -> None:
+    owners = [bench.owner(lists=many()) for _ in range(3)]
+    give(bench, owners[0])
+    bench.land(owners[2], f"queue-{MANY - 1}", b"landed")
+    held = Holdings(bench.database).of([owner.owner for owner in owners])
+    assert [held[owner.owner].in_flight for owner in owners] == [MANY, 0, 1]
+
+
+def pages(bench: Bench) -> None:
+    bench.client.zadd(bench.keys.parked_of(f"queue-{MANY - 1}"), {"id\npayload": 1})
+    names = [bench.keys.parked_of(name) for name in many()]
+    found = bench.scripts.run("pages", names, [MANY, 1_000_000, 20, "0"])
+    assert found[-1] == [b"0", [b"payload"]]
+    places = [Place(PARKED, "", name) for name in many()]
+    assert [len(page) for page in Holdings(bench.database).jobs(places, 100) if page] == [1]
+
+
+def payloads_of(bench: Bench) -> None:
+    owner = bench.owner()
+    ids = [job.claim_id for job in give(bench, owner)]
+    jobs, seen = bench.lists.jobs(owner.owner, ids, 2**30)
+    assert (len(jobs), seen) == (MANY, MANY)
+
+
+def counters(bench: Bench) -> None:
+    assert len(bench.recoveries.counters([digest(raw) for raw in payloads()])) == MANY
+
+
+def recover(bench: Bench) -> None:
+    owner = bench.owner()
+    jobs = give(bench, owner)
+    assert bench.mark(owner)
+    found = [bench.recovery(job, bench.recoveries.counters(["none"])[0]) for job in jobs[::-1]]
+    assert set(bench.run(bench.recoveries.recover(found, 60_000, marked=True))) == {b"ok"}
+    assert bench.queue() == payloads()
+
+
+def mark(bench: Bench) -> None:
+    owner = bench.owner(lists=many())
+    give(bench, owner)
+    assert bench.mark(owner) is not None
+
+
+def heartbeat(bench: Bench) -> None:
+    owner = bench.owner(lists=many())
+    beat = bench.registry.heartbeat(owner, 0, {"lists": owner.dump()["lists"]})
+    assert (beat.status, len(bench.facts(owner).lists)) == ("ok", MANY)
+
+
+def leave(bench: Bench) -> None:
+    owner = bench.owner(lists=many())
+    bench.land(owner, f"queue-{MANY - 1}", b"landed")
+    assert bench.registry.leave(owner, 0) == 1, "one has landed"
+    bench.lists.unland(owner.owner, owner.lists)
+    assert bench.registry.leave(owner, 0) == 0
+
+
+def park(bench: Bench) -> None:
+    jobs = give(bench, bench.owner())
+    bench.run(Parked(bench.database).park(dict.fromkeys(jobs, 1)))
+    assert bench.client.zcard(bench.keys.parked_of("mail")) == MANY
+
+
+def release(bench: Bench) -> None:
+    for name in many():
+        bench.client.zadd(bench.keys.parked_of(name), {f"id\n{name}": 1})
+    bench.client.zadd(bench.keys.parked, dict.fromkeys(many(), 1))
+    released = Parked(bench.database).release(dict.fromkeys(many(), 60_000))
+    assert released.jobs == MANY
+
+
+def make_room(bench: Bench) -> None:
+    bench.client.sadd(bench.keys.on_probation, *many())
+    bench.client.lpush(bench.keys.probation("queue-0"), b"suspect")
+    assert Suspects(bench.database).make_room("owner", many(), 1.0, 10) is True
+
+
+def oldest(bench: Bench) -> None:
+    bench.push(f"queue-{MANY - 1}", b"waits")
+    ages = Queues(bench.database).oldest(many(), {"seconds": 1, "owners": 1, "errors": 0})
+    assert ages.keys() == {f"queue-{MANY - 1}"}
+
+
+def step(bench: Bench) -> None:
+    """A queue has a list for each priority, and its user says how many there are."""
+    owner = bench.owner()
+    [job] = bench.give(owner, "mail", [b"job"])
+    claim = Claim("here", bench.lists.key_of(job), job.claim_id, "1")
+    assert bench.lists.hand_on(claim, ",one", "message", ["mail", *many()], 60_000) == 1
+
+
+def delete(bench: Bench) -> None:
+    keys = bench.keys
+    bench.client.hset(keys.dead_jobs, mapping=dict.fromkeys(many(), "{}"))
+    bench.client.zadd(keys.dead, dict.fromkeys(many(), 1))
+    bench.client.hset(keys.dead_caps, mapping=dict.fromkeys(many(), keys.dead_junk))
+    bench.client.zadd(keys.dead_junk, dict.fromkeys(many(), 1))
+    assert bench.scripts.run("delete", bench.dead_set._names, many()) == MANY
+    assert not bench.client.exists(keys.dead, keys.dead_jobs, keys.dead_caps, keys.dead_junk)
+
+
+def trim(bench: Bench) -> None:
+    keys = bench.keys
+    bench.client.hset(keys.dead_jobs, mapping=dict.fromkeys(many(), "{}"))
+    bench.client.zadd(keys.dead, dict.fromkeys(many(), 1))
+    bench.client.zadd(keys.dead_junk, dict.fromkeys(many(), 1))
+    names = [*bench.dead_set._names, keys.dead_overflow("shop"), keys.dead_junk]
+    assert bench.scripts.run("trim", names, [1, MANY, MANY]) == [MANY, 0]
+
+
+CASES: Sequence[Callable[[Bench], None]] = [
+    claim,
+    ack,
+    wait,
+    requeue,
+    unland,
+    holdings,
+    pages,
+    payloads_of,
+    counters,
+    recover,
+    mark,
+    heartbeat,
+    leave,
+    park,
+    release,
+    make_room,
+    oldest,
+    step,
+    delete,
+    trim,
+]
+
+
+@pytest.fixture
+def bench(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Whose scripts get whole lists, where the package would send them in parts."""
+    monkeypatch.setattr(parked, "BATCH", MANY)
+    monkeypatch.setattr(queues, "CHUNK", MANY)
+    return Bench(own)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_script_takes_twenty_thousand_of_what_a_user_can_lengthen(bench, case):
+    case(bench)
+
+
+def test_each_script_has_its_case():
+    """A new script needs one above, if any of its lists can be long."""
+    names = {path.stem for path in scripts.LUA.glob("*.lua")}
+    tried = {case.__name__.removesuffix("_of") for case in CASES}
+    assert names - OF_FIXED_LENGTH <= tried
+
+
+def test_control_lua_hands_over_no_more_than_eight_thousand_values(own: Any):
+    with pytest.raises(redis.ResponseError, match="too many results to unpack"):
+        own.eval("return redis.call('EXISTS', unpack(KEYS))", MANY, *many())
