@@ -22,12 +22,18 @@ TESTED = {
     "redis": ("5.0", "8.1.0", "9"),
 }
 
+#: The first kombu that refuses an older redis-py when it connects, and that redis-py. pip installs
+#: the two together, since kombu states its redis-py in an extra alone. We do not ask for the extra:
+#: its upper bounds exclude versions that work, and with them applications that need these.
+KOMBU_REFUSES = ("5.7", "6.1")
+
 ANYWAY = "SUPERFETCH_ANY_VERSION"
 
 
 @cache
 def check_versions() -> None:
-    """Raise UnsupportedVersion for one that may lose jobs, unless the environment allows it."""
+    """Raise UnsupportedVersion for one that may lose jobs, unless the environment allows it; and
+    for two that do not work together."""
     for project, (oldest, newest, end) in TESTED.items():
         if project not in sys.modules:  # a consumer that is no worker needs no Celery
             continue
@@ -56,6 +62,21 @@ def check_versions() -> None:
                 f"that was tested ({pin}), or set {ANYWAY}=1 in the worker's environment to use "
                 "this one at your own risk."
             )
+    check_redis_for_kombu()
+
+
+def check_redis_for_kombu() -> None:
+    """Raise UnsupportedVersion for a redis-py that the installed kombu refuses to connect with."""
+    kombu, redis = (sys.modules[name].__version__ for name in ("kombu", "redis"))
+    newer_kombu, newer_redis = KOMBU_REFUSES
+    if _numbers(kombu) < _numbers(newer_kombu) or _numbers(redis) >= _numbers(newer_redis):
+        return
+    raise UnsupportedVersion(
+        f"kombu {kombu} does not connect with redis-py {redis}: it needs {newer_redis} or later. "
+        "Nothing was claimed. Install a later redis-py (pip install "
+        f"'redis>={newer_redis},<{TESTED['redis'][2]}'), or an earlier kombu with its Celery "
+        f"(pip install 'kombu<{newer_kombu}' 'celery<{newer_kombu}')."
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

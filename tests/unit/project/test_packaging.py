@@ -133,7 +133,7 @@ def test_metadata_lives_in_setup_cfg_alone():
 def test_a_workers_install_brings_nothing_of_the_console():
     lines = setup_cfg()["options"]["install_requires"].split()
     names = {Requirement(line).name for line in lines}
-    assert names == {"billiard", "celery", "kombu", "psutil", "redis"}
+    assert names == {"billiard", "celery", "kombu", "packaging", "psutil", "redis"}
 
 
 def test_the_core_finds_each_part_of_the_console():

@@ -36,12 +36,39 @@ def test_what_is_installed_here_is_not_refused(project):
 
 @pytest.mark.parametrize(
     ("project", "version"),
-    [("celery", "5.5.0"), ("celery", "5.6.3"), ("kombu", "5.7.0"), ("redis", "5.2.1")],
+    [("celery", "5.5.0"), ("celery", "5.6.3"), ("kombu", "5.7.0"), ("redis", "6.4.0")],
 )
 def test_what_was_tested_is_used_without_a_word(project, version, monkeypatch, caplog):
     use(monkeypatch, project, version)
     check_versions()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("kombu", "redis", "works"),
+    [
+        ("5.5.4", "5.2.1", True),
+        ("5.6.2", "5.2.1", True),
+        ("5.6.2", "8.1.0", True),
+        ("5.7.0", "6.1.0", True),
+        ("5.7.0", "6.0.0", False),
+        ("5.7.0", "5.2.1", False),
+    ],
+)
+@pytest.mark.parametrize("anyway", [False, True])
+def test_kombu_and_redis_py_have_to_work_together(kombu, redis, works, anyway, monkeypatch):
+    """Nobody can take that risk: kombu itself refuses the pair."""
+    use(monkeypatch, "kombu", kombu)
+    use(monkeypatch, "redis", redis)
+    if anyway:
+        monkeypatch.setenv(versions.ANYWAY, "1")
+    if works:
+        return check_versions()
+    with pytest.raises(UnsupportedVersion) as raised:
+        check_versions()
+    assert f"kombu {kombu} does not connect with redis-py {redis}" in str(raised.value)
+    assert "pip install 'redis>=6.1,<9'" in str(raised.value)
+    assert "pip install 'kombu<5.7' 'celery<5.7'" in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +104,8 @@ def test_others_are_refused_unless_somebody_takes_the_risk(
     project, version, pin, monkeypatch, caplog
 ):
     use(monkeypatch, project, version)
+    if project == "redis":
+        use(monkeypatch, "kombu", "5.6.2")  # a later one refuses the oldest by itself
     with pytest.raises(UnsupportedVersion) as raised:
         check_versions()
     oldest, newest, _ = versions.TESTED[project]
