@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..model.config import Config
@@ -20,7 +21,7 @@ from ..model.process import ProcessImage, mint_owner
 from ..model.silence import Silence
 from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
-from ..store.wire.clients import Home, known_as
+from ..store.wire.clients import Home, closed_while_idle, known_as
 from ..store.wire.connections import Params, place_of, without_retries
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SLEEP = 3.0  # seconds that a loop that is well may sleep at a time; Celery's sleep 2
 SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however short the interval
+
+T = TypeVar("T")
 
 #: What the server answers a heartbeat -> what that means to whoever reads the log.
 LOST = {
@@ -84,6 +87,7 @@ class Heart:
         self._registry: Registry
         self._at: Params | None = None  # where that is, once it could be connected to
         self._socket: object = None  # of its connection, when that was looked at last
+        self._registered_on: object = None  # the socket by which the whole record was written
 
     @property
     def registry(self) -> Registry:
@@ -111,7 +115,10 @@ class Heart:
         connection: Any = self.registry.client.connection
         (id, run_id), runner = known_as(connection), self.in_flight.runner
         before, self._socket = self._socket, connection._sock
-        if before not in (None, self._socket):
+        same_run = run_id and run_id == self.home.run_id
+        # Where Sentinels or a cluster choose the primary, its data may be older in the same run.
+        undone = not same_run or getattr(connection, "replaceable", False)
+        if before not in (None, self._socket) and undone:
             # A restart or a failover may have undone what we were told was done.
             self.in_flight.doubt = True
         return self.facts.with_(
@@ -129,6 +136,9 @@ class Heart:
         self, lists: Mapping[str, int], *, unused: Collection[str] = (), lost: str = ""
     ) -> None:
         """Write all facts, under a new name where there is none, or it was ``lost``: how."""
+        self._repeat_if_closed(partial(self._register, lists, unused, lost))
+
+    def _register(self, lists: Mapping[str, int], unused: Collection[str], lost: str) -> None:
         facts, old = self._known(), self.facts.owner
         kept = {name: ms for name, ms in facts.lists.items() if name not in unused}
         facts = facts.with_(lists={**kept, **lists})
@@ -154,10 +164,7 @@ class Heart:
             if self.home.contested:
                 self.home.contested = False
                 self.registry.client.connection_pool.disconnect()
-            facts, asked = self._known(), clock()
-            # The pulse may have told another state meanwhile.
-            changed = dict(facts.dump().items() - self.facts.dump().items(), state=facts.state)
-            heard = self.registry.heartbeat(facts, self._last_ms, changed)
+            facts, asked, heard = self._repeat_if_closed(self._send_heartbeat)
         except RedisError:
             self.silence.interrupt()
             self._loop_silence.interrupt()
@@ -172,12 +179,52 @@ class Heart:
             self.register({}, lost=heard.status.replace("missing", ""))
         return heard
 
+    def _send_heartbeat(self) -> tuple[Facts, float, Heartbeat]:
+        """Send one heartbeat; returns what it told, when it was sent (``clock``), and the reply."""
+        facts, asked = self._known(), clock()
+        changed = facts.dump()
+        if self._socket is self._registered_on:
+            # The pulse may have told another state meanwhile.
+            changed = dict(changed.items() - self.facts.dump().items(), state=facts.state)
+        # Else all: a server that came back from an older snapshot has an older record, and would
+        # keep each fact that does not change again.
+        return facts, asked, self.registry.heartbeat(facts, self._last_ms, changed)
+
+    def _repeat_if_closed(self, act: Callable[[], T]) -> T:
+        """Do what may be done twice by the heartbeat connection. Where the server, or a proxy,
+        closed that while it lay idle, do it by a new one at once: that is no failure, and to count
+        it as one would end the staleness that this observer has watched so far."""
+        connection: Any = self.registry.client.connection
+        lay_idle = connection._sock is not None
+        if lay_idle and closed_while_idle(connection):
+            connection.disconnect()
+            lay_idle = False
+        try:
+            return act()
+        except RedisConnectionError as exc:
+            if not lay_idle:
+                raise
+            logger.debug("The heartbeat connection was closed (%s); repeating by a new one.", exc)
+        return act()
+
     def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
         if self.facts.owner and not self._last_ms:
             self.overdue.append(self._distrust_connections)
         before, self.home.run_id = self.home.run_id, facts.run_id
-        # Where everybody else was, a doubt may have been cleared meanwhile.
-        self.in_flight.doubt |= before not in ("", facts.run_id)
+        if before not in ("", facts.run_id):
+            # Where everybody else was, a doubt may have been cleared meanwhile.
+            self.in_flight.doubt = True
+            # What was watched at the server before says nothing of this one.
+            self.silence.interrupt()
+            logger.info(
+                "The server of owner %s has restarted, or another took its place (run_id=%s, "
+                "before: %s). The owner record was written again; its jobs in flight are "
+                "reconciled.",
+                facts.owner,
+                facts.run_id or "unknown",
+                before,
+            )
+        self._registered_on = self._socket
         self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
         self._last_ms = heard.now
         self._heard = (*self._heard[-1:], heard.now)
@@ -191,7 +238,7 @@ class Heart:
 
     def leave(self, tombstone: float) -> int:
         """The last that is said, unless it is refused; returns what ``Registry.leave`` does."""
-        left = self.registry.leave(self.facts, tombstone)
+        left = self._repeat_if_closed(partial(self.registry.leave, self.facts, tombstone))
         if left <= 0:
             self.facts = self.facts.with_(owner="", lists={})
             # Nobody uses it from here on; the server may close it before the next join does.

@@ -22,6 +22,7 @@ from .heart import Heart
 
 logger = logging.getLogger(__name__)
 
+WARM_INTERVAL = RETRY_INTERVAL  # seconds between two uses that keep a connection from being idle
 REPLY_SIZE = 65536  # bytes read of a reply; what an error says is the heart's to meet and to report
 
 T = TypeVar("T")
@@ -138,6 +139,9 @@ class Pulse:
                     said = state
                 except OSError:
                     self._close()
+                    # A server that closes idle connections would close the next one, too, before
+                    # this owner is heard again; while the hub is blocked none can be opened.
+                    interval = min(interval, WARM_INTERVAL)
             self._sleep(min(RETRY_INTERVAL, interval))
         if self._connection is not None:
             self._close()

@@ -43,6 +43,10 @@ class LoneConnection:
     def connected(self) -> bool:
         return self._connection._sock is not None
 
+    @property
+    def closed_while_idle(self) -> bool:
+        return not self.connected or closed_while_idle(self._connection)
+
     def send(self, *command: Any) -> None:
         now = monotonic()
         # A health check reads a reply, and would take what is owed for its own.
@@ -71,6 +75,15 @@ class LoneConnection:
     def disconnect(self) -> None:
         self.waits_since = 0.0
         self._connection.disconnect()
+
+
+def closed_while_idle(connection: Any) -> bool:
+    """Whether a connected connection, of which no reply is expected, is useless: the server, or a
+    proxy, closed it, or it has bytes for which nobody asked."""
+    try:
+        return bool(connection.can_read(timeout=0))
+    except (RedisError, OSError):
+        return True
 
 
 def run_id(client: Redis) -> str:

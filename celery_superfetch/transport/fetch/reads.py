@@ -149,6 +149,10 @@ class BlockingReads:
         # Those to which something came last.
         for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
             read = idle.pop() if idle else self._open()
+            if read.closed_while_idle:
+                # To wait by it would fail, and cost the channel its reconnect.
+                self.close([read])
+                read = self._open()
             read.arm(name)
             others.remove(name)
         if len(lists) > most:

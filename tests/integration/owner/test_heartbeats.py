@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from time import monotonic
 
 import pytest
 import redis
 
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.wire.scripts import source
+from support.servers.faults import script
 from support.waiting import eventually
-from support.workers.bench import Bench
+from support.workers.bench import Bench, elsewhere
 
 
 @pytest.fixture
@@ -38,8 +41,10 @@ def test_the_heart_needs_no_connection_of_the_others(membership, bench):
     taken.close()
 
 
-def test_the_heart_takes_nobodys_lock(membership, bench):
+def test_the_heart_takes_nobodys_lock(make, proxy, bench):
     """C3: others hold theirs while they wait for the server, or run a user's receiver."""
+    membership = make(proxy.url(), heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
     old = membership.name
 
     def is_heard() -> None:
@@ -48,7 +53,10 @@ def test_the_heart_takes_nobodys_lock(membership, bench):
 
     with membership._lock, membership.in_flight.lock:
         is_heard()
-        bench.client.client_kill_filter(_id=membership.heart.facts.connections[0])
+        proxy.refuse()
+        proxy.cut()
+        eventually(lambda: not membership.heart._last_ms, 5, message="it cannot connect")
+        proxy.heal()
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
         is_heard()
         eventually(lambda: bench.mark(old, "silent"), 5)
@@ -72,6 +80,73 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(membersh
     eventually(lambda: 4711 in bench.facts(membership).connections, 5)
     membership.heart.blocking.discard(4711)
     eventually(lambda: 4711 not in bench.facts(membership).connections, 5)
+
+
+def test_a_heartbeat_connection_that_was_closed_while_idle_is_no_failure(membership, bench, caplog):
+    """A server or proxy with a short idle timeout closes it before each heartbeat: every one would
+    fail first, and no owner's staleness would ever grow."""
+    caplog.set_level(logging.INFO)
+    stale = bench.owner(elsewhere())
+    score, heart = bench.score(stale), membership.heart
+
+    def staleness() -> float:
+        return heart.silence.silent_for(stale.owner, score, monotonic()) or 0.0
+
+    eventually(lambda: staleness() > 0)
+    for _ in range(5):
+        before = staleness()
+        bench.client.client_kill_filter(_id=heart.facts.connections[0])
+        eventually(lambda before=before: staleness() > before + 0.3, 5)
+    membership.catch_up()
+    assert not heart.outages, "no other connection is distrusted"
+    assert not membership.in_doubt, "no reply was lost with it"
+    assert not caplog.records
+
+
+def test_a_heartbeat_whose_connection_breaks_on_the_way_is_repeated_at_once(
+    make, proxy, bench, caplog
+):
+    """The server may close it between the look and the heartbeat."""
+    caplog.set_level(logging.INFO)
+    membership = make(proxy.url(), heartbeat_interval=600, owner_ttl=6000)
+    membership.join(1, {"mail": 0})
+    for reply_lost in (True, False):
+        before = bench.score(membership)
+        cut = proxy.cut_at(script(source("heartbeat")), reply_lost=reply_lost)
+        assert membership.heartbeat().status == "ok"
+        assert cut.is_set()
+        assert bench.score(membership) > before
+    assert not caplog.records
+
+
+def test_a_server_that_comes_back_from_an_older_snapshot_gets_the_whole_record(
+    fresh_server, make, caplog, monkeypatch
+):
+    """What had changed since, and did not change again, stayed as it was then."""
+    caplog.set_level(logging.INFO)
+    server = fresh_server()
+    bench, membership = Bench(server.client()), make(server.url(), heartbeat_interval=0.1)
+    membership.join(1, {"mail": 0})
+    server.client().save()
+    monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
+    membership.heart.stopping = True
+    membership.heart.blocking.add(4711)
+    membership.join(1, {"mail": 0, "slow": 0})
+
+    def is_whole() -> bool:
+        facts = bench.facts(membership)
+        told = facts.state, facts.pool, 4711 in facts.connections, {*facts.lists}
+        return told == ("stopping", ((7, "start"),), True, {"mail", "slow"})
+
+    eventually(is_whole, 5)
+    run, [row] = run_id(server.client()), bench.registry.owners()
+    server.kill()
+    server.restart()
+    eventually(lambda: bench.facts(membership).run_id not in ("", run), 10)
+    assert is_whole()
+    assert [*bench.registry.owners()] == [row]
+    assert membership.in_doubt, "its jobs are reconciled"
+    assert caplog.text.count("has restarted, or another took its place") == 1
 
 
 def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeypatch):

@@ -201,6 +201,21 @@ def look_at_the_loop() -> None:
     Heart.watch_loop = lambda self: None
 
 
+def repeated_heartbeats() -> None:
+    """A heartbeat whose connection was closed while it lay idle has failed."""
+    Heart._repeat_if_closed = lambda self, act: act()
+
+
+def warm_pulses() -> None:
+    """Under gevent each heartbeat's connection lies idle until the next is due."""
+    heartbeats.WARM_INTERVAL = 3600.0
+
+
+def looks_at_idle_reads() -> None:
+    """Whoever waits for a job does not look whether the connection was closed."""
+    clients.LoneConnection.closed_while_idle = False
+
+
 def heart_of_its_own() -> None:
     """The heart sees to what follows from its heartbeats, too."""
     alone = Heart.heartbeat
