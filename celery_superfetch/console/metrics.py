@@ -92,6 +92,7 @@ class Metrics(Collector):
         return self._found
 
     def _ask(self) -> None:
+        forks.mark_thread()
         try:
             # It comes by code of Celery and kombu, whose locks a pool's child must not inherit.
             with forks.kept_off(), Inspector.of(self.app) as inspector:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..model import forks
 from ..model.facts import HUNG, RETRY_INTERVAL
 from .heart import Heart
 
@@ -57,6 +58,7 @@ class Heartbeats(threading.Thread):
         return answer.result()
 
     def run(self) -> None:
+        forks.mark_thread()
         heart, interval = self.heart, self.heart.config.heartbeat_interval
         due = monotonic() + interval
         # Short waits: a signal handler can set a flag, but must not touch this thread's lock.

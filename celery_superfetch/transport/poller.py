@@ -9,6 +9,7 @@ from collections.abc import Callable
 from queue import Empty
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 DELIVERING = 0.01
 
 
+#: Those of this process, and of the parent that it was forked by.
+_pollers: WeakSet[Poller] = WeakSet()
+
+
 class Poller(MultiChannelPoller):
     """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs. While
     some are left to deliver, a pipe is readable (the doorbell): any loop comes back."""
@@ -37,12 +42,12 @@ class Poller(MultiChannelPoller):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pid = os.getpid()
         self._ticks: set[Callable[[], object]] = set()
         self._watched: dict[int, Callable[[], object]] = {}
         #: Held where the doorbell is rung from elsewhere, and where it is taken down.
         self._door = threading.Lock()
         self._loop = threading.get_ident()
+        _pollers.add(self)
 
     @property
     def comes_back(self) -> bool:
@@ -186,9 +191,6 @@ class Poller(MultiChannelPoller):
 
     def close(self) -> None:
         self.runner.on_close()
-        if self._pid != os.getpid():
-            # The kernel's list of sockets is shared with the parent, who goes on listening.
-            self.poller, self.hub, self._door = poll(), None, threading.Lock()
         for fd in list(self._watched):
             self.unwatch(fd)
         with self._door:
@@ -200,3 +202,21 @@ class Poller(MultiChannelPoller):
         if self._turn_timer is not None:
             self._turn_timer.cancel()
         super().close()
+
+    def leave_to_parent(self) -> None:
+        """Watch sockets of this forked child alone. The kernel's set of watched sockets is shared
+        with the parent: what a child takes out as it closes its copies (kombu's loop as it ends,
+        say), the parent would never hear again."""
+        self.poller, self._door = poll(), threading.Lock()
+        if self.hub is not None:
+            self.hub._create_poller()
+            self.hub = None
+
+
+def _leave_to_parent() -> None:
+    for poller in list(_pollers):
+        poller.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)

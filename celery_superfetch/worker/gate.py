@@ -27,6 +27,7 @@ from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from . import unreceivable
+from .forked_children import ending_forked_children
 from .handover import Handover, NotStarted
 from .in_process import settle_failures
 from .prefork import drop_unsendable, mend, request_of
@@ -44,7 +45,8 @@ def run_until(
     """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
     has the fields of its ``Claim``."""
     if (began := clock()) < until:
-        result = run(Claim(*claim), target, *args, **kwargs)
+        with ending_forked_children(args):
+            result = run(Claim(*claim), target, *args, **kwargs)
         if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
             return *result[:2], clock() - began
         return result

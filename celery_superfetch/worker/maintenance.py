@@ -41,6 +41,7 @@ class MaintenanceThread(threading.Thread):
         self._rounds = cache(partial(Rounds, app))
 
     def run(self) -> None:
+        forks.mark_thread()
         while not self.over.wait(LOOK_INTERVAL):
             for owner in owners_here():
                 if not owner.name:

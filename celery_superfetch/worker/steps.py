@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import Any
@@ -52,6 +53,7 @@ class Maintenance(bootsteps.StartStopStep):
             return
         read_json_by_ours()  # before the pool forks
         read_all()
+        self.pid = os.getpid()
         self.thread = MaintenanceThread(worker.app)
         self.stopper = Stopper(worker)
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
@@ -100,10 +102,14 @@ class Maintenance(bootsteps.StartStopStep):
 
     def on_shutdown(self, sender: Any, **_: Any) -> None:
         """The pool is empty: what ended since the last count is not lost to the metrics."""
+        if os.getpid() != self.pid:
+            return
         with suppress(RedisError, OSError), client_of(sender.app) as client:
             sender.superfetch_gate.run_counts.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
+        if os.getpid() != self.pid:  # these threads, and the metrics' server, are the parent's
+            return
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         self.thread.over.set()
@@ -114,10 +120,14 @@ class Maintenance(bootsteps.StartStopStep):
 
     def close(self, worker: Any) -> None:
         """The first thing of any shutdown, while the pool knows its jobs."""
-        self.stopper.say_so()
+        if os.getpid() == self.pid:
+            self.stopper.say_so()
 
     def stop(self, worker: Any) -> None:
-        """The consumer has stopped; the pool waits for its jobs after this."""
+        """The consumer has stopped; the pool waits for its jobs after this. Where a receiver of a
+        signal forked a process, and that came back into the worker, its jobs are the parent's."""
+        if os.getpid() != self.pid:
+            return
         self.terminate(worker)
         self.stopper.requeue_waiting()
         if self.thread.is_alive():

@@ -62,6 +62,7 @@ class Stopper(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
+        forks.mark_thread()
         while not self.over.wait(LOOK_INTERVAL):
             if self._mark(self._told or process_ends()):
                 with forks.kept_off():

@@ -64,3 +64,57 @@ def test_no_child_hangs(run, worker, app, ledger, db):
     eventually(lambda: not db.client.exists("superfetch:dead:unannounced"), within=60)
     one.term()
     assert one.wait_exit(60) == 0
+
+
+HOOKED = {"app": "hooked", "args": ["--max-tasks-per-child=1"], "concurrency": 2}
+
+
+def forty_jobs(app: Celery) -> list[str]:
+    names = [f"job-{number}" for number in range(40)]
+    for name in names:
+        app.send_task("shop.note", (name,))
+    return names
+
+
+def test_a_pool_forks_under_hooks_that_join_threads_and_log(worker, app, ledger, db):
+    """As ddtrace has one: it joins a thread that logs."""
+    worker(**HOOKED)
+    names = forty_jobs(app)
+    eventually(lambda: set(names) <= ledger.finishes().keys(), within=60)
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not any(db.held().values()), message="all were acked")
+
+
+def test_the_control_hangs_in_its_second_fork(worker, app, ledger):
+    """The locks of all handlers of logs are held meanwhile."""
+    worker(**HOOKED, env={"WITHOUT": "free_locks"}, ready=False)
+    forty_jobs(app)
+    always(lambda: len(ledger.finishes()) < 40, during=10)
+
+
+HOWS = ["returns", "raises", "exits", "is interrupted"]
+
+
+def fork_then_work(worker: Any, app: Celery, pool: str, without: str = "") -> None:
+    conf = {"task_routes": {"*": {"queue": pool}}}
+    worker(app="hooked", pool=pool, queues=[pool], conf=conf, env={"WITHOUT": without}, ready=False)
+    for how in HOWS:
+        app.send_task("hooked.fork", (f"{pool} {how}", how), queue=pool)
+        app.send_task("shop.note", (f"{pool} after it {how}",), queue=pool)
+
+
+def test_a_process_that_a_job_forks_does_not_come_back_into_the_worker(worker, app, ledger, db):
+    """Neither by a return nor by an error: the parent goes on, and all runs once."""
+    pools = ["prefork", "threads", "solo", "gevent"]
+    for pool in pools:
+        fork_then_work(worker, app, pool)
+    names = [f"{pool} {what}{how}" for pool in pools for how in HOWS for what in ("", "after it ")]
+    eventually(lambda: set(names) <= ledger.finishes().keys(), within=60)
+    assert ledger.runs() == dict.fromkeys(names, 1)
+    eventually(lambda: not any(db.held().values()), message="all were acked")
+
+
+def test_the_control_stands_as_its_child_takes_its_sockets_along(worker, app, ledger):
+    fork_then_work(worker, app, "solo", without="ends_of_forked_children")
+    eventually(lambda: "solo returns" in ledger.finishes())
+    always(lambda: "solo after it is interrupted" not in ledger.finishes(), during=8)

@@ -123,6 +123,8 @@ kombu transport.redis:MultiChannelPoller.
     fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()
         get(callback,timeout)
     hear blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
+kombu asynchronous.hub:Hub.
+    watch no socket together with a forked child: _create_poller()
 kombu transport.virtual:QoS.
     settle a delivery: _delivered
     give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect

@@ -6,6 +6,8 @@ A name is a function of this module; what it says is what becomes of a worker wi
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +29,7 @@ from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.store.wire import clients, connections, scripts
-from celery_superfetch.transport import channel
+from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
@@ -337,3 +339,26 @@ def parts() -> None:
         return whole(name).replace(by_thousands, at_once)
 
     scripts.source = unpacked
+
+
+def free_locks() -> None:
+    """The locks of all handlers of logs are held over a fork, as CPython 3.7.1 did."""
+    held: list[logging.Handler] = []
+
+    def take() -> None:
+        for reference in list(logging._handlerList):  # type: ignore[attr-defined]
+            if (handler := reference()) is not None and handler.lock is not None:
+                handler.acquire()
+                held.append(handler)
+
+    def release() -> None:
+        while held:
+            held.pop().release()
+
+    os.register_at_fork(before=take, after_in_parent=release, after_in_child=held.clear)
+
+
+def ends_of_forked_children() -> None:
+    """A process that a job forks may go on into the worker, and watches its parent's sockets."""
+    before_the_pool.ending_forked_children = lambda args: contextlib.nullcontext()
+    poller.Poller.leave_to_parent = lambda self: None
