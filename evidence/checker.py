@@ -8,11 +8,17 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
   on the next; ``parts``: how many of them begin together (those of a chord), and then what its body
   is to be given (``values``). ``due``: not before that. ``order``: the name of a queue that one
   worker serves, one job after the other. ``pill``: how often a job that kills whoever runs it may
-  run. ``doubt``: the sender got an error, so that it may have been sent or not.
+  run; it ``stops`` its whole worker instead: then it may also come to its end. ``ends``: in which
+  states its result may be (SUCCESS alone, where there are none). ``queue``, ``priority``: where it
+  was sent. ``doubt``: the sender got an error, so that it may have been sent or not.
 - ``start`` and ``end``: a ``run`` of a ``step`` of a ``job``, by process ``pid`` of a ``worker``,
   which came by a ``message``: whoever publishes a step twice makes two. ``given``: a body's values.
+  ``by`` and ``part``: a run published this one by hand, besides the steps of its job.
+- ``hand``: a ``run`` published this ``part`` by hand, once; ``doubt``, if it got an error.
+- ``worker``: one was started at a ``place`` that serves a ``queue``.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
+  One that hit no worker (a pool was told to shrink, say) excuses nothing.
 - ``outcome``: of a step whose result is no success: its ``state``, and the ``type`` of a failure.
 - ``rest``: nothing is under way any more, or ``waits`` somewhere; without it this is not whole.
 """
@@ -22,10 +28,11 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +46,19 @@ UNSETTLED = 15.0
 #: and 4 s). What runs then cannot be acked, and who is not heard is soon taken for dead.
 CUT_OFF = 6.0
 
+#: Seconds after the start of a job that stops its worker until nothing of that worker is left.
+STOPPED = 30.0
+
+#: Seconds by which a job may be overtaken by later ones (a worker that holds it freezes or dies,
+#: several times over), and for which a place may begin nothing though jobs are sent to it. Both are
+#: a multiple of what harms explain: a slot or a worker that is lost without an end goes beyond.
+OVERTAKEN, SILENT = 60.0, 90.0
+#: So many sent jobs show that a silent place had something to do.
+BUSY = 10
+
+#: Errors by which whoever runs the jobs ends one, which the job itself does not raise.
+GIVEN_UP, RUNNER_ERRORS = "PoisonPill", ("PoisonPill", "WorkerLostError")
+
 #: What is judged -> what it says.
 VERDICTS = {
     "lost": "was sent, and never ended",
@@ -51,6 +71,9 @@ VERDICTS = {
     "innocent killed": "was given up as a killer, and is none",
     "pill": "ran more often than a killer may",
     "failed": "ended with an error that is not its own",
+    "starved": "began long after jobs that were sent long after it",
+    "silent": "a place began nothing for long, though jobs were sent to it",
+    "waiting": "messages wait or are in flight, though nothing runs any more",
 }
 
 
@@ -72,6 +95,9 @@ class Job:
 
     sent: Line
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
+    #: Runs that other runs published by hand, by (publisher's run, part).
+    by_hand: dict[tuple[str, str], list[Run]] = field(default_factory=lambda: defaultdict(list))
+    published: list[Line] = field(default_factory=list)
 
     @property
     def steps(self) -> list[str]:
@@ -92,6 +118,7 @@ class History:
     harms: list[Line]
     outcomes: dict[tuple[str, str], Line]
     rest: Line | None
+    workers: list[Line]
 
     def owes(self, job: Job, step: str) -> bool:
         """Whether a step that never began should have: not one that may not have been sent, nor
@@ -115,6 +142,7 @@ class History:
 def load(lines: Iterable[Line]) -> History:
     jobs: dict[str, Job] = {}
     harms, outcomes, ends, starts, rest = [], {}, {}, [], None
+    hands, workers = [], []
     for line in lines:
         event = line["event"]
         if event == "send":
@@ -127,15 +155,36 @@ def load(lines: Iterable[Line]) -> History:
             harms.append(line)
         elif event == "outcome":
             outcomes[line["job"], line["step"]] = line
+        elif event == "hand":
+            hands.append(line)
+        elif event == "worker":
+            workers.append(line)
         elif event == "rest":
             rest = line
     for line in sorted(starts, key=lambda start: start["at"]):
         if job := jobs.get(line["job"]):
-            job.runs[line["step"]].append(Run(line, ends.get(line["run"])))
-            if job.sent.get("pill"):  # a killer is a harm to all who run in its process
-                place = {"workers": [line["worker"]], "pid": line["pid"], "run": line["run"]}
-                harms.append({"kind": "pill", "at": line["at"], "until": line["at"] + 5, **place})
-    return History(jobs, harms, outcomes, rest)
+            run = Run(line, ends.get(line["run"]))
+            if "by" in line:
+                job.by_hand[line["by"], line["part"]].append(run)
+            else:
+                job.runs[line["step"]].append(run)
+                harms += _own_harm(job, line)
+    for line in hands:
+        if line["job"] in jobs:
+            jobs[line["job"]].published.append(line)
+    return History(jobs, harms, outcomes, rest, workers)
+
+
+def _own_harm(job: Job, start: Line) -> Iterator[Line]:
+    """A killer is a harm to all that runs in its process; what stops its worker, in all of it."""
+    if job.sent.get("stops"):
+        kind, lasts, pid = "stop", STOPPED, None
+    elif job.sent.get("pill"):
+        kind, lasts, pid = "pill", 5.0, start["pid"]
+    else:
+        return
+    place = {"workers": [start["worker"]], "pid": pid, "run": start["run"], "job": start["job"]}
+    yield {"kind": kind, "at": start["at"], "until": start["at"] + lasts, **place}
 
 
 # -- the verdicts
@@ -149,6 +198,9 @@ def judge(history: History) -> dict[str, list[str]]:
         for verdict, text in judged(history, job):
             troubles[verdict].append(f"{name} ({job.sent['kind']}): {text}")
     troubles["out of order"] += _order(history)
+    troubles["starved"] += _starved(history)
+    troubles["silent"] += _silent(history)
+    troubles["waiting"] += (history.rest or {}).get("waits", ())
     return troubles
 
 
@@ -160,11 +212,15 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         due = job.sent.get("due")
         if due and runs and runs[0].at < due:
             yield "early", f"{step} began {due - runs[0].at:.3f} s before its time"
-        outcome = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})
+        ends = job.sent.get("ends", ["SUCCESS"])
+        # The result of a job that may not have been sent is not asked for.
+        unasked = {"state": ends[0] if job.sent.get("doubt") else "SUCCESS"}
+        outcome = history.outcomes.get((job.sent["job"], step), unasked)
         if outcome["state"] == "FAILURE":
             yield from _failed(history, job, step, outcome)
         elif runs or history.owes(job, step):
-            yield from _unfinished(job, step, outcome["state"])
+            yield from _unfinished(job, step, outcome["state"], ends)
+    yield from _published(history, job)
     if values := job.sent.get("values"):
         for run in job.runs[job.steps[-1]]:
             if sorted(run.line["given"]) != sorted(values):
@@ -172,9 +228,9 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterator[tuple[str, str]]:
-    first = job.sent.get("parts", 1)
     messages = {run.line["message"] for run in runs}
-    if len(messages) > 1 and job.steps.index(step) >= first:
+    handed_on = step not in job.steps[: job.sent.get("parts", 1)]
+    if len(messages) > 1 and handed_on:
         yield "forked", f"{step} came by {len(messages)} messages"
         return
     for run, later in pairwise(runs):
@@ -183,15 +239,36 @@ def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterato
             yield "twice", f"{step} ran again {later.at - run.at:.2f} s after a run that {text}"
 
 
+def _published(history: History, job: Job) -> Iterator[tuple[str, str]]:
+    """Each message that a run published by hand runs, and none is doubled. (What was published in
+    the moment of a crash, and not written down, may run.)"""
+    for (by, part), runs in job.by_hand.items():
+        yield from _repeated(history, job, f"part {part} of run {by}", runs)
+    for line in job.published:
+        runs = job.by_hand.get((line["run"], line["part"]), [])
+        ended = any(run.ended is not None for run in runs)
+        if not ended and not line.get("doubt") and _hit(history, runs) < 3:
+            text = f"has {len(runs)} starts and no end"
+            yield "lost", f"part {line['part']}, published by hand by run {line['run']}, {text}"
+
+
 def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tuple[str, str]]:
     """A failure is excused where it was given up after as many harms as a killer has runs."""
-    runs = job.runs[step]
-    hit = sum(any(history.befell(run, until)) for run, until in _followed(runs))
-    if outcome["type"] != "PoisonPill":
+    runs, error = job.runs[step], outcome["type"]
+    if "FAILURE" in job.sent.get("ends", ()) and error not in RUNNER_ERRORS:
+        if not runs:
+            yield "failed", f"{step} with {error}, and never began"
+    elif error != GIVEN_UP:
         if not any(history.outcomes.get((job.sent["job"], other)) for other in job.steps[:-1]):
-            yield "failed", f"{step} with {outcome['type']}"
-    elif hit < 3:
+            yield "failed", f"{step} with {error}"
+    # What was published by hand under the id of a step stores its result there.
+    elif all((hit := _hit(history, group)) < 3 for group in (*job.by_hand.values(), runs)):
         yield "innocent killed", f"{step} after {len(runs)} runs, {hit} of them hit by a harm"
+
+
+def _hit(history: History, runs: list[Run]) -> int:
+    """How many of the runs a harm befell."""
+    return sum(any(history.befell(run, until)) for run, until in _followed(runs))
 
 
 def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
@@ -199,38 +276,49 @@ def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
     return zip(runs, [*(run.at for run in runs[1:]), float("inf")], strict=False)
 
 
-def _unfinished(job: Job, step: str, state: str) -> Iterator[tuple[str, str]]:
+def _unfinished(job: Job, step: str, state: str, ends: list[str]) -> Iterator[tuple[str, str]]:
     if not job.ended(step):
         if all(map(job.ended, before := job.before(step))):
             text = f"{step} has {len(job.runs[step])} starts and no end"
             yield "stuck" if before else "lost", text
-    elif state != "SUCCESS":
-        yield "stuck", f"{step} ended, and its result is still {state}"
+    elif state not in ends:
+        yield "stuck", f"{step} ended, and its result is {state}, and not {' or '.join(ends)}"
 
 
 def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
     [step] = job.steps
-    runs = job.runs[step]
+    runs, stops = job.runs[step], job.sent.get("stops", False)
     # One that something else ended has not shown yet that it kills.
     excused = sum(
-        any(harm["kind"] != "pill" for harm in history.befell(run, min(until, run.at + UNSETTLED)))
+        any(
+            harm.get("job") != job.sent["job"] and (stops or harm["kind"] != "pill")
+            for harm in history.befell(run, min(until, run.at + UNSETTLED))
+        )
         for run, until in _followed(runs)
     )
     if len(runs) > job.sent["pill"] + excused:
         yield "pill", f"{len(runs)} runs, {excused} of them cut short by something else"
-    outcome = history.outcomes.get((job.sent["job"], step))
-    if (outcome is None or outcome["state"] != "FAILURE") and not job.sent.get("doubt"):
-        yield "stuck", f"its caller was told {outcome and outcome['state']}"
+    state = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})["state"]
+    # The worker that is to stop may wait for it.
+    ended = stops and state == "SUCCESS" and job.ended(step)
+    if state != "FAILURE" and not ended and not job.sent.get("doubt"):
+        yield "stuck", f"{len(runs)} runs, and its caller was told {state}"
 
 
 def _order(history: History) -> Iterator[str]:
     """One worker, one job after the other: what was sent first begins first, but where a harm came
-    between its sending and its start."""
+    to a worker of that queue between its sending and its start."""
     queues: dict[str, list[Job]] = defaultdict(list)
     for job in history.jobs.values():
         if "order" in job.sent and job.runs[job.steps[0]] and not job.sent.get("doubt"):
             queues[job.sent["order"]].append(job)
-    for jobs in queues.values():
+    for queue, jobs in queues.items():
+        workers = {line["worker"] for line in history.workers if line["queue"] == queue}
+        harms = [
+            harm
+            for harm in history.harms
+            if harm["workers"] and (not workers or workers.intersection(harm["workers"]))
+        ]
         before, latest = jobs[0], 0.0
         for job in sorted(jobs, key=lambda job: float(job.sent["at"])):
             began = job.runs[job.steps[0]][0].at
@@ -238,10 +326,51 @@ def _order(history: History) -> Iterator[str]:
                 before, latest = job, began
             elif not any(
                 harm["at"] <= latest and harm["until"] + UNSETTLED >= before.sent["at"]
-                for harm in history.harms
+                for harm in harms
             ):
                 name, gap = before.sent["job"], latest - began
                 yield f"{job.sent['job']}: began {gap:.3f} s before {name}, which was sent earlier"
+
+
+def _starved(history: History) -> Iterator[str]:
+    """Jobs that were overtaken by far: that tells a lost slot from a busy machine, where all that
+    was sent to a queue with one priority waits alike."""
+    rivals: dict[tuple[Any, ...], list[tuple[float, float, Job]]] = defaultdict(list)
+    for job in history.jobs.values():
+        runs = job.runs[job.steps[0]]
+        if "queue" in job.sent and runs and not job.sent.get("doubt"):
+            key = (job.sent["queue"], job.sent.get("priority"), "due" in job.sent)
+            ready = float(job.sent.get("due", job.sent["at"]))
+            rivals[key].append((ready, runs[0].at, job))
+    for jobs in rivals.values():
+        jobs.sort(key=lambda rival: rival[0], reverse=True)
+        later, first = 0, float("inf")  # the first start of all that was ready so much later
+        for ready, began, job in jobs:
+            while jobs[later][0] >= ready + OVERTAKEN:
+                first = min(first, jobs[later][1])
+                later += 1
+            if began > first and not job.sent.get("pill"):
+                yield f"{job.sent['job']}: waited {began - ready:.0f} s, overtaken by later ones"
+
+
+def _silent(history: History) -> Iterator[str]:
+    """Places where no job begins while jobs are sent to their queue, whoever works there: a worker
+    that is killed is started again at once."""
+    place_of = {line["worker"]: line["place"] for line in history.workers}
+    starts: dict[str, list[float]] = defaultdict(list)
+    sent: dict[str, list[float]] = defaultdict(list)
+    for job in history.jobs.values():
+        sent[job.sent.get("queue", "")].append(float(job.sent["at"]))
+        for run in chain.from_iterable((*job.runs.values(), *job.by_hand.values())):
+            starts[place_of.get(run.line["worker"], "")].append(run.at)
+    places = {line["place"]: line for line in sorted(history.workers, key=lambda line: -line["at"])}
+    for place, first in places.items():
+        queued = sorted(sent[first["queue"]])
+        until = [at for at in queued[-1:] if at > max(starts[place], default=0.0)]
+        for last, then in pairwise([first["at"], *sorted(starts[place]), *until]):
+            meanwhile = bisect(queued, then) - bisect(queued, last)
+            if then - last > SILENT and meanwhile >= BUSY:
+                yield f"{place}: began nothing for {then - last:.0f} s, {meanwhile} were sent to it"
 
 
 # -- the program
@@ -264,8 +393,7 @@ def report(history: History, most: int = 5) -> Iterator[str]:
     if history.rest is None:
         yield "NOT WHOLE: the history ends before everything had come to rest"
     elif count := sum(map(len, troubles.values())):
-        waits = ", ".join(history.rest.get("waits", ()))
-        yield f"UNEXPLAINED: {count}" + (f"; messages still wait in {waits}" if waits else "")
+        yield f"UNEXPLAINED: {count}"
     else:
         yield "GOOD: nothing is unexplained"
 
@@ -274,7 +402,7 @@ def size(history: History) -> Counter[str]:
     """How much was tried."""
     jobs = history.jobs.values()
     steps = sum(len(job.steps) for job in jobs)
-    runs = sum(len(runs) for job in jobs for runs in job.runs.values())
+    runs = sum(len(runs) for job in jobs for runs in chain(job.runs.values(), job.by_hand.values()))
     return Counter(sent=len(jobs), steps=steps, runs=runs, harms=len(history.harms))
 
 

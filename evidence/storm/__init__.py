@@ -7,6 +7,7 @@ import argparse
 import json
 import platform
 import random
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from support.hosts import namespaces_available
 
 from .. import checker
 from ..history import History
+from . import harms, load
 from .fleet import Fleet
 from .harms import Harms
 from .load import Load
@@ -39,6 +41,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--patience", type=float, default=120, help="seconds to come to rest")
     parser.add_argument("--without", default="", help="safeties of ours to take out, as a control")
     parser.add_argument("--history", type=Path, help="where the lines go (default: a new file)")
+    parser.add_argument("--logs", type=Path, help="where the workers' logs stay (default: nowhere)")
     options = parser.parse_args(argv)
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -47,16 +50,20 @@ def main(argv: list[str]) -> int:
     if not namespaces_available()[0]:
         print(f"on one machine, since {namespaces_available()[1]}")
     history = History(path)
-    history.write("run", argv=argv, seed=seed, side=options.side, versions=_versions())
-    with tempfile.TemporaryDirectory(prefix="storm-") as directory:
+    expected = {**load.EXPECTED, **harms.EXPECTED}
+    history.write(
+        "run", argv=argv, seed=seed, side=options.side, versions=_versions(), expected=expected
+    )
+    with tempfile.TemporaryDirectory(prefix="storm-") as temporary:
+        directory = (options.logs or Path(temporary)).resolve()
         try:
-            storm(history, Path(directory), seed, options)
+            storm(history, directory, seed, options)
         finally:
             digest = history.close()
             print(f"history: {path}.gz, SHA-256 of its lines {digest}")
         code = checker.main(str(path))
         if code:
-            print(*unexplained(path, Path(directory)), sep="\n")
+            print(*unexplained(path, directory), sep="\n")
     return code
 
 
@@ -67,6 +74,8 @@ def unexplained(path: Path, logs: Path) -> Iterator[str]:
     troubles = [text for texts in checker.judge(checker.load(lines)).values() for text in texts]
     for job in dict.fromkeys(text.split()[0].rstrip(":") for text in troubles[:TOLD]):
         own = [line for line in lines if line.get("job") == job]
+        if not own:
+            continue  # a place, or a key: the text above says all
         workers = {line["worker"] for line in own if "worker" in line}
         first, last = own[0]["at"] - NEAR, own[-1]["at"] + NEAR
         yield f"== {job}"
@@ -77,7 +86,7 @@ def unexplained(path: Path, logs: Path) -> Iterator[str]:
         stamps = [time.strftime("[%Y-%m-%d %H:%M:%S", time.localtime(at)) for at in (first, last)]
         for log in sorted(log for worker in workers for log in logs.glob(f"{worker}-*.log")):
             for text in log.read_text().splitlines():
-                others = "storm.step[" in text and f"[{job}:" not in text
+                others = re.search(r"storm\.\w+\[", text) and f"[{job}:" not in text
                 if stamps[0] <= text <= stamps[1] and not others:
                     yield f"{log.name}: {text}"
 
@@ -85,21 +94,21 @@ def unexplained(path: Path, logs: Path) -> Iterator[str]:
 def storm(history: History, directory: Path, seed: int, options: argparse.Namespace) -> None:
     """Let it rage as long as it is to, and write down what has become of everything."""
     with Fleet(options.side, history, directory, options.without) as fleet:
-        harms = Harms(fleet, seed + 1)
-        with Load(fleet.app, history, seed, options.rate) as load:
+        trouble = Harms(fleet, seed + 1)
+        with Load(fleet.app, history, seed, options.rate) as sender:
             until = time.monotonic() + options.minutes * 60
             due = time.monotonic() + options.every
             while time.monotonic() < until:
                 if time.monotonic() >= due:
                     due += options.every
-                    harms.next()
-                harms.lasting()
+                    trouble.next()
+                trouble.lasting()
                 fleet.begin()
                 time.sleep(STEP)
-        while harms.lasting():
+        while trouble.lasting():
             time.sleep(STEP)
         waits = fleet.at_rest(options.patience)
-        for (job, step), stored in fleet.states(load.steps).items():
+        for (job, step), stored in fleet.states(sender.steps).items():
             state = outcome(stored)
             if state["state"] != "SUCCESS":
                 history.write("outcome", job=job, step=step, **state)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from support.hosts import namespaces_available
 from support.machines import Machine
@@ -18,19 +20,40 @@ from support.waiting import eventually
 from support.workers.worker import Worker
 
 from ..history import History
-from .load import ORDERED
+from .load import ORDERED, QUEUES, SHARED, SLOW
 from .tasks import build
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-#: Place of a worker -> its machine, its pool, its size, and its queue.
+
+class Place(NamedTuple):
+    """Where a worker is started, whenever there is none."""
+
+    machine: str
+    pool: str
+    size: int
+    queue: str
+    arguments: tuple[str, ...] = ()
+    env: Mapping[str, str] = MappingProxyType({})
+
+
+#: One pool is grown, shrunk and restarted (`harms.py`), one scales itself and replaces its
+#: processes, and the processes of one load and end slowly, and run few jobs each.
 PLACES = {
-    "a1": ("alpha", "prefork", 2, "celery"),
-    "a2": ("alpha", "threads", 4, "celery"),
-    "a3": ("alpha", "solo", 1, ORDERED),
-    "b1": ("beta", "prefork", 2, "celery"),
-    "b2": ("beta", "gevent", 8, "celery"),
+    "a1": Place("alpha", "prefork", 2, SHARED),
+    "a2": Place("alpha", "threads", 4, SHARED),
+    "a3": Place("alpha", "solo", 1, ORDERED),
+    "b1": Place(
+        "beta",
+        "prefork",
+        2,
+        SHARED,
+        ("--autoscale=4,1", "--max-tasks-per-child=30"),
+        {"AUTOSCALE_KEEPALIVE": "1"},
+    ),
+    "b2": Place("beta", "gevent", 8, SHARED),
+    "b3": Place("beta", "prefork", 2, SLOW, ("--max-tasks-per-child=4",), {"LOADS": "4,6"}),
 }
 MACHINES = ("alpha", "beta")
 
@@ -85,7 +108,7 @@ class Fleet:
 
     def begin(self) -> None:
         """Start a worker where there is none, or none any more: as systemd would."""
-        for place, (machine, pool, size, queue) in PLACES.items():
+        for place, (machine, pool, size, queue, arguments, env) in PLACES.items():
             worker = self.workers.get(place)
             if worker and worker.alive():
                 continue
@@ -93,20 +116,22 @@ class Fleet:
                 worker.close()
                 self.due.pop(place, None)
             name = f"{place}-{next(self._numbers)}"
+            self.history.write("worker", worker=name, place=place, queue=queue)
             self.workers[place] = Worker(
-                self._env(machine, name),
+                {**self._env(machine, name), **env},
                 app="evidence.storm.worker",
                 pool=pool,
                 concurrency=size,
                 name=name,
                 queues=[queue],
+                args=arguments,
                 host=self.machines[machine].seat() if self.machines else None,
                 directory=self._directory,
             )
 
     def names(self, machine: str = "") -> list[str]:
         """Of the workers, or of those of one machine."""
-        places = [place for place, (where, *_) in PLACES.items() if machine in ("", where)]
+        places = [place for place, spec in PLACES.items() if machine in ("", spec.machine)]
         return [self.workers[place].name for place in places]
 
     def move(self) -> None:
@@ -143,7 +168,7 @@ class Fleet:
 
 def _has_messages(key: str) -> bool:
     """Whether a key is a queue, or keeps messages in flight or for later; empty keys are gone."""
-    queue = key.split("\x06")[0] in ("celery", ORDERED) or key.startswith(("queue:", "messages"))
+    queue = key.split("\x06")[0] in QUEUES or key.startswith(("queue:", "messages"))
     return (
         queue
         or key == "unacked"

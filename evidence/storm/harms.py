@@ -1,4 +1,4 @@
-"""The storm's ten kinds of harm, drawn by its dice and written down."""
+"""The storm's kinds of harm, drawn by its dice and written down."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -16,6 +17,8 @@ from support.waiting import eventually
 from support.workers.worker import Worker
 
 from .fleet import MACHINES, PLACES, Fleet
+from .load import SLOW
+from .pools import Pools, node_of
 from .tasks import OPTIONS
 
 #: Seconds of a freeze: below what makes anybody take a worker for dead, and beyond.
@@ -25,6 +28,20 @@ LONG = OPTIONS["owner_ttl"] + 3 * OPTIONS["heartbeat_interval"]
 GRACE = (0.2, 4.0)
 #: Seconds for which the server stands still.
 STILL = (0.2, 6.0)
+#: How often a worker is killed while its processes load, and how long after it consumes.
+LOADING, LOADED = 3, (0.5, 3.0)
+#: Seconds for which the next such worker is waited for.
+GIVES_UP = 20.0
+
+#: Harm -> what may become of the jobs of those whom it hits; written before the first run.
+EXPECTED = {
+    "kill -9, TERM, freeze": "what ran there may run again, what waited runs once; a job is given "
+    "up only where such harms hit three of its runs",
+    "connections cut, server killed, stopped, failed over": "what ran then, or was settled then, "
+    "may run again",
+    "pool grown, shrunk, restarted": "nothing: no job runs again, and none is given up",
+    "kill -9 while processes load": "no job is given up: none of them had begun",
+}
 
 
 class Harms:
@@ -32,6 +49,7 @@ class Harms:
 
     def __init__(self, fleet: Fleet, seed: int) -> None:
         self.fleet, self.dice = fleet, random.Random(seed)
+        self._pools = Pools(fleet, self)
         self._lasting: list[tuple[float, Callable[[], Any]]] = []
         self._kinds: dict[str, Callable[[], bool]] = {
             "kill -9 of a child": self._child,
@@ -44,13 +62,21 @@ class Harms:
             "server killed": self._kill_server,
             "server stopped": self._stop_server,
             "server failed over": self._fail_over,
+            "pool grown": self._pools.grow,
+            "pool restarted": self._pools.restart,
+            "kill -9 while processes load": lambda: self._kill_loading(LOADING),
         }
+        self._deck: list[str] = []
         self.count = 0
 
     def next(self) -> None:
-        """One harm, of a kind that finds somebody to befall."""
-        kinds = self.dice.sample(list(self._kinds), len(self._kinds))
-        self.count += any(self._kinds[kind]() for kind in kinds)
+        """Do one harm, of the next kind that finds something to befall. Each kind comes once before
+        the first comes again, so that a short storm has them all."""
+        for _ in self._kinds:
+            self._deck = self._deck or self.dice.sample(list(self._kinds), len(self._kinds))
+            if self._kinds[self._deck.pop()]():
+                self.count += 1
+                return
 
     def lasting(self) -> bool:
         """End what has lasted long enough; whether something still lasts."""
@@ -66,15 +92,15 @@ class Harms:
         """A place whose worker is at work and in nobody's hands."""
         places = [
             place
-            for place, (_, kind, _, _) in PLACES.items()
-            if pool in ("", kind)
+            for place, spec in PLACES.items()
+            if pool in ("", spec.pool)
             and place not in self.fleet.due
             and self.fleet.workers[place].alive()
             and " ready." in self.fleet.workers[place].log()
         ]
         return self.dice.choice(places) if places else None
 
-    def _write(self, kind: str, workers: list[str], began: float, **facts: Any) -> None:
+    def write(self, kind: str, workers: list[str], began: float, **facts: Any) -> None:
         until = round(time.time(), 4)
         self.fleet.history.write(
             "harm", kind=kind, workers=workers, until=until, **{**facts, "at": round(began, 4)}
@@ -91,7 +117,7 @@ class Harms:
             victim.send_signal(signal.SIGKILL)
         except (OSError, psutil.NoSuchProcess):
             return False
-        self._write("kill -9 of a child", [self.fleet.workers[place].name], began, pid=pid)
+        self.write("kill -9 of a child", [self.fleet.workers[place].name], began, pid=pid)
         return True
 
     def _main(self) -> bool:
@@ -108,7 +134,7 @@ class Harms:
         kill(worker)
         # Its children may outlive it for a moment.
         _wait_gone(worker)
-        self._write(kind, [worker.name], began)
+        self.write(kind, [worker.name], began)
         return True
 
     def _term(self) -> bool:
@@ -121,7 +147,7 @@ class Harms:
         def kill() -> None:
             worker.kill9_all()
             _wait_gone(worker)
-            self._write("TERM, then KILL", [worker.name], began)
+            self.write("TERM, then KILL", [worker.name], began)
             self.fleet.due.pop(place, None)
 
         self._last(place, self.dice.uniform(*GRACE), kill)
@@ -136,30 +162,57 @@ class Harms:
 
         def thaw() -> None:
             worker.thaw()
-            self._write(kind, [worker.name], began)
+            self.write(kind, [worker.name], began)
             self.fleet.due.pop(place, None)
 
         self._last(place, seconds, thaw)
         return True
+
+    def after(self, seconds: tuple[float, float], act: Callable[[], Any]) -> None:
+        self._lasting.append((time.monotonic() + self.dice.uniform(*seconds), act))
 
     def _last(self, place: str, seconds: float, end: Callable[[], Any]) -> None:
         due = time.monotonic() + seconds
         self.fleet.due[place] = due
         self._lasting.append((due, end))
 
+    def _kill_loading(self, times: int, until: float | None = None) -> bool:
+        """Kill the worker whose pool loads slowly when it has jobs and before one can begin; and
+        the next one that is started there, too, if it is ready in time."""
+        [place] = [place for place, spec in PLACES.items() if spec.queue == SLOW]
+        worker, now = self.fleet.workers[place], time.monotonic()
+        until = now + GIVES_UP if until is None else until
+        if place in self.fleet.due or now > until:
+            return False
+        if not worker.alive() or node_of(worker) is None:
+            self.after(LOADED, partial(self._kill_loading, times, until))
+            return True
+
+        def kill() -> None:
+            began = time.time()
+            worker.kill9_all()
+            _wait_gone(worker)
+            self.write("kill -9 while processes load", [worker.name], began)
+            self.fleet.due.pop(place, None)
+            if times > 1:
+                self.after((0, 0), partial(self._kill_loading, times - 1))
+
+        self._last(place, self.dice.uniform(*LOADED), kill)
+        return True
+
     # -- the network and the server
 
     def _cut(self) -> bool:
         machine, began = self.dice.choice(MACHINES), time.time()
         self.fleet.networks[machine].cut()
-        self._write("connections cut", self.fleet.names(machine), began, cut=True)
+        self.write("connections cut", self.fleet.names(machine), began, cut=True)
         return True
 
     def _kill_server(self) -> bool:
         began, primary = time.time(), self.fleet.servers.primary
         primary.kill()
         primary.start()
-        self._write("server killed", self.fleet.names(), began, cut=True)
+        self.write("server killed", self.fleet.names(), began, cut=True)
         return True
 
     def _stop_server(self) -> bool:
@@ -167,7 +220,7 @@ class Harms:
         primary.pause()
         time.sleep(self.dice.uniform(*STILL))
         primary.resume()
-        self._write("server stopped", self.fleet.names(), began, cut=True)
+        self.write("server stopped", self.fleet.names(), began, cut=True)
         return True
 
     def _fail_over(self) -> bool:
@@ -180,7 +233,7 @@ class Harms:
         new.options.pop("replicaof", None)
         old.configure(replicaof=["127.0.0.1", str(new.port)])
         self.fleet.move()
-        self._write("server failed over", self.fleet.names(), began, cut=True)
+        self.write("server failed over", self.fleet.names(), began, cut=True)
         return True
 
 

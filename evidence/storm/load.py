@@ -11,22 +11,45 @@ from typing import Any
 from celery import Celery, chain, chord
 
 from ..history import History
-from .tasks import PILL_RUNS
+from .odd import ODD
+from .tasks import PILL_RUNS, STOP_RUNS, STOPS
 
-#: The queue that one solo worker serves.
-ORDERED = "ordered"
+#: The queue that most workers serve; that of one solo worker; that of one whose pool loads slowly.
+SHARED, ORDERED, SLOW = "celery", "ordered", "slow"
+QUEUES = (SHARED, ORDERED, SLOW)
 
 #: Kind -> how many of a thousand messages to send.
 MIX = {
-    "plain": 560,
+    "plain": 534.5,
     "long": 20,
     "priority": 100,
     "ordered": 100,
+    "slow": 6,
     "eta": 80,
     "retry": 60,
     "chain": 40,
     "chord": 39,
+    "odd": 10,
+    "callback": 3,
+    "errback": 2,
+    "link": 2,
+    "pages": 2,
     "poison": 1,
+    "stopper": 0.5,
+}
+#: Kind -> what has to become of each job, whatever befalls it; written before the first run.
+EXPECTED = {
+    "plain, long, priority, ordered, slow, eta": "it ends; again only after a harm to its run",
+    "eta": "it begins when it is due, and no sooner",
+    "ordered": "they begin in the order in which they were sent, harms to their worker aside",
+    "retry, chain, chord": "each step by one message, its body with one value of each part",
+    "odd": "FAILURE, or no result if it was rejected or ignored; no slot, worker or job is lost",
+    "callback, errback, link, pages": "each message that a run published by hand runs, by itself; "
+    "the followers run once, as those of other jobs",
+    "poison": f"{PILL_RUNS} runs, then FAILURE; another only where something else ended a run",
+    "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises what stops a "
+    "worker); another only where something else ended a run; no other job waits for it",
+    "all": "none is overtaken by jobs sent a minute later, none is given up that is no killer",
 }
 PARTS = 3
 
@@ -67,17 +90,17 @@ class Load:
                 send()
             except Exception as exc:
                 facts["doubt"] = type(exc).__name__
-            line = {"kind": kind, "job": job, **facts, "at": round(began, 4)}
+            line = {"kind": kind, "job": job, "queue": SHARED, **facts, "at": round(began, 4)}
             self.history.write("send", **line)
             if "doubt" not in facts:
                 self.steps += [(job, name) for name in facts["steps"] if "#" not in name]
 
     # -- what is sent, by its kind
 
-    def _step(self, job: str, step: str, **settings: Any) -> Any:
+    def _step(self, job: str, step: str, task: str = "storm.step", **settings: Any) -> Any:
         """A signature, sent without Celery's own tries: an error leaves it open what arrived."""
         settings = {"seconds": round(self._dice.uniform(0, 0.03), 3), **settings}
-        signature = self.app.tasks["storm.step"].s(job=job, step=step, **settings)
+        signature = self.app.tasks[task].s(job=job, step=step, **settings)
         return signature.set(task_id=f"{job}:{step}", retry=False)
 
     def _plain(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
@@ -87,12 +110,17 @@ class Load:
         return {"steps": ["run"]}, self._step(job, "run", seconds=2.0).apply_async
 
     def _priority(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-        step = self._step(job, "run").set(priority=self._dice.choice((3, 6, 9)))
-        return {"steps": ["run"]}, step.apply_async
+        priority = self._dice.choice((3, 6, 9))
+        step = self._step(job, "run").set(priority=priority)
+        return {"steps": ["run"], "priority": priority}, step.apply_async
 
     def _ordered(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-        facts = {"steps": ["run"], "order": ORDERED}
+        facts = {"steps": ["run"], "queue": ORDERED, "order": ORDERED}
         return facts, self._step(job, "run", seconds=0).set(queue=ORDERED).apply_async
+
+    def _slow(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        step = self._step(job, "run").set(queue=SLOW)
+        return {"steps": ["run"], "queue": SLOW}, step.apply_async
 
     def _eta(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         due, step = time.time() + self._dice.uniform(1, 15), self._step(job, "run")
@@ -117,3 +145,33 @@ class Load:
 
     def _poison(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         return {"steps": ["run"], "pill": PILL_RUNS}, self._step(job, "run", act="kill").apply_async
+
+    def _stopper(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        how, queue = self._dice.choice(list(STOPS)), self._dice.choice(QUEUES)
+        step = self._step(job, "run", "storm.stopper", act="stop", how=how).set(queue=queue)
+        facts = {"steps": ["run"], "pill": STOPS[how], "stops": how, "queue": queue}
+        return facts, step.apply_async
+
+    def _odd(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        how, queue = self._dice.choice(list(ODD)), self._dice.choice((SHARED, SHARED, ORDERED))
+        step = self._step(job, "run", act="raise", how=how).set(queue=queue)
+        facts = {"steps": ["run"], "raises": how, "ends": ODD[how][1], "queue": queue}
+        return facts, step.apply_async
+
+    # -- bodies that publish by hand, besides what Celery publishes for them
+
+    def _callback(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        step, after = self._step(job, "run", act="publish"), self._step(job, "after")
+        return {"steps": ["run", "after"]}, lambda: step.apply_async(link=after)
+
+    def _errback(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """The run succeeds: what comes to the errback was published by hand."""
+        step, after = self._step(job, "run", act="publish"), self._step(job, "after")
+        return {"steps": ["run"]}, lambda: step.apply_async(link_error=after)
+
+    def _link(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        steps = [self._step(job, "a", act="publish"), self._step(job, "b")]
+        return {"steps": ["a", "b"]}, chain(steps).apply_async
+
+    def _pages(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        return {"steps": ["run"]}, self._step(job, "run", act="pages").apply_async

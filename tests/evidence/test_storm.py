@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+from collections import Counter
 
 import pytest
 
@@ -31,9 +32,13 @@ def test_nothing_is_unexplained(request, tmp_path):
     if folder := os.environ.get(ARTIFACTS):
         shutil.copy(f"{path}.gz", folder)
     assert code == 0, f"seed {seed}; what the checker says is printed above"
-    with gzip.open(f"{path}.gz", "rt") as lines:
-        events = [json.loads(line)["event"] for line in lines]
-    assert events.count("harm") >= minutes * 5, "too mild a storm"
+    with gzip.open(f"{path}.gz", "rt") as text:
+        lines = [json.loads(line) for line in text]
+    harms = Counter(line["kind"] for line in lines if line["event"] == "harm")
+    assert harms.total() >= minutes * 5, "too mild a storm"
+    assert any(kind.startswith("pool_") for kind in harms), "no pool has changed"
+    sent = {line["kind"] for line in lines if line["event"] == "send"}
+    assert sent >= {"odd", "callback", "pages", "slow"}, "too few kinds of jobs"
 
 
 @pytest.mark.timeout(0)

