@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, overload
 
 from celery.utils import dispatch
+from celery.utils.log import get_logger
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+logger = get_logger(__name__)
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
@@ -44,10 +47,26 @@ class Signal(dispatch.Signal):
         ) -> bool: ...
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """Call each receiver; what one raises is logged, and its answer. Also a SystemExit: it
+        would end the thread that looks for dead owners."""
         from .model import forks  # a producer only connects receivers
+        from .model.foreign import describe, loggable
 
+        answers: list[tuple[Any, Any]] = []
         with forks.kept_off():
-            return list(super().send(sender, **named))
+            for receiver in self._live_receivers(sender):
+                try:
+                    answers.append((receiver, receiver(signal=self, sender=sender, **named)))
+                except (Exception, SystemExit) as exc:
+                    logger.error(
+                        "Receiver %s of signal %s raised %s. The worker goes on; fix the receiver.",
+                        describe(receiver),
+                        self.name,
+                        describe(exc),
+                        exc_info=loggable(exc),
+                    )
+                    answers.append((receiver, exc))
+        return answers
 
 
 #: Sent before a job is recovered, with ``recovery``, a `Recovery`. A receiver may return a

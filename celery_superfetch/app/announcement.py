@@ -24,6 +24,7 @@ from redis.retry import Retry
 
 from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
+from ..model.foreign import describe, loggable, one_line
 from ..model.step import ITSELF, running
 from ..model.strikes import toll
 from ..signals import job_killed
@@ -82,7 +83,7 @@ class Announcement:
                 self.dead_id,
             )
             return
-        self.title = f"{job.task}[{job.task_id}]"
+        self.title = one_line(f"{job.task}[{job.task_id}]")
         self.task = self.app.tasks.get(job.task)  # this worker may have others
         own = self.task and own_backend(self.task)
         self.backend = own or impatient_backend(self.app, os.getpid())
@@ -139,7 +140,8 @@ class Announcement:
             return None
         meta = backend.get_task_meta(self.request.id, cache=False)
         state: str = meta["status"]
-        ours = state == states.FAILURE and isinstance(meta["result"], PoisonPill)
+        # By its type: an exception of the user may say anything of its class, or raise.
+        ours = state == states.FAILURE and issubclass(type(meta["result"]), PoisonPill)
         return state if ours or state == states.SUCCESS else None
 
     def _chord_and_chain(self) -> None:
@@ -161,11 +163,13 @@ class Announcement:
                 self.backend._call_task_errbacks(self.request, self.exc, None)
         except (OperationalError, RedisError, OSError):
             raise  # they could not be sent; a later pass can
-        except Exception:  # before 5.7 Celery lets through what an errback raises
-            logger.exception(
-                "An errback of killed job %s failed: others may not have run. Its "
-                "caller has been told; mend the errback.",
+        except Exception as error:  # before 5.7 Celery lets through what an errback raises
+            logger.error(
+                "An errback of killed job %s failed (%s): others may not have run. Its caller has "
+                "been told; mend the errback.",
                 self.title,
+                describe(error),
+                exc_info=loggable(error),
             )
 
     def _receivers(self, task: Any) -> None:
@@ -178,11 +182,13 @@ class Announcement:
             try:
                 if hook := getattr(task, "on_poisoned", None):
                     hook(exc, request.id, request.args, request.kwargs)
-            except Exception:
-                logger.exception(
-                    "The hook on_poisoned failed for killed job %s. Its caller has been told; "
+            except Exception as error:
+                logger.error(
+                    "The hook on_poisoned failed for killed job %s (%s). Its caller has been told; "
                     "mend the hook.",
                     self.title,
+                    describe(error),
+                    exc_info=loggable(error),
                 )
             failure = {"args": request.args, "kwargs": request.kwargs, "einfo": einfo}
             signals.task_failure.send(
@@ -239,13 +245,13 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     try:
         if with_body:
             args, kwargs, embed = _body(app, raw)
-    except Exception:  # the caller is told all the same; only callbacks cannot be run
+    except Exception as error:  # the caller is told all the same; only callbacks cannot be run
         logger.warning(
             "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
             "errbacks and chord are unknown.",
-            job.task,
-            job.task_id,
-            exc_info=True,
+            one_line(str(job.task)),
+            one_line(str(job.task_id)),
+            exc_info=loggable(error),
         )
     return Context({**embed, **fields, "args": args, "kwargs": kwargs})
 

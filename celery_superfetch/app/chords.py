@@ -16,6 +16,8 @@ from celery.result import GroupResult, allow_join_result
 from celery.utils.log import get_logger
 from redis.commands.core import Script
 
+from ..model.foreign import describe
+
 logger = get_logger(__name__)
 
 #: Counts a part. The keys are those of Celery 5.7, which a worker without this package may count
@@ -130,14 +132,14 @@ def on_chord_part_return(
     try:
         results = _collected(backend, request.group)
     except Exception as exc:
-        logger.exception("Chord %r raised: %r", request.group, exc)
-        error = exc if isinstance(exc, ChordError) else ChordError(f"Join error: {exc!r}")
+        logger.exception("Chord %r raised: %s", request.group, describe(exc))
+        error = exc if isinstance(exc, ChordError) else ChordError(f"Join error: {describe(exc)}")
         return _fail(backend, request, body, error)
     try:
         body.delay(results)
     except Exception as exc:
-        logger.exception("Chord callback for %r raised: %r", request.group, exc)
-        backend.chord_error_from_stack(body, ChordError(f"Callback error: {exc!r}"))
+        logger.exception("Chord callback for %r raised: %s", request.group, describe(exc))
+        backend.chord_error_from_stack(body, ChordError(f"Callback error: {describe(exc)}"))
     backend.client.delete(*_keys(backend, request.group))
 
 
@@ -147,7 +149,7 @@ def fail_part(backend: Any, request: Any, exc: Exception) -> None:
     if request.chord and is_on_redis(backend) and _completes(backend, request, states.FAILURE, exc):
         body = maybe_signature(request.chord, app=backend.app)
         try:
-            raise ChordError(f"Dependency {request.id} raised {exc!r}") from exc
+            raise ChordError(f"Dependency {request.id} raised {describe(exc)}") from exc
         except ChordError as error:  # "from stack": it has to be under way
             _fail(backend, request, body, error)
 

@@ -14,6 +14,7 @@ from redis import Redis
 
 from ..errors import JobNotFound, WrongType
 from ..model.dead_job import Conditions, DeadJob
+from ..model.foreign import describe
 from ..store import dead_set as store
 from ..store.dead_set import BATCH
 from ..store.queues import Queues
@@ -197,7 +198,7 @@ class DeadSet(store.DeadSet):
                 backend.forget(job.task_id)
         except Exception as exc:  # whatever the backend raises: the job runs all the same
             self._backend_failures += 1
-            return f"{stays} ({exc!r})"
+            return f"{stays} ({describe(exc)})"
         self._backend_failures = 0
         return None
 

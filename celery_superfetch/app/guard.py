@@ -11,6 +11,7 @@ from celery.utils.log import get_logger
 
 from ..errors import ConfigError
 from ..model.config import check
+from ..model.foreign import describe
 from ..model.strikes import Decision, Limits, Recovery, decide, toll
 from .broker import config_of
 
@@ -52,7 +53,7 @@ def limits_of(app: Celery) -> Limits:
         try:
             check({"strike_limit": config.strike_limit if limit is None else limit})
         except ConfigError:
-            _refuse(str(name), repr(limit), config.strike_limit)
+            _refuse(str(name), describe(limit), config.strike_limit)
             return config.strike_limit
         return limit
 

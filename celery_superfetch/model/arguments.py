@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .foreign import describe
 from .job import UNREADABLE, NotRead, parse, read_body
 
 MOST = 1024  # characters shown of each; Celery itself cuts its own views at as many
@@ -28,7 +29,7 @@ def arguments(payload: bytes) -> tuple[str, str]:
         return (f"(not shown: {exc})",) * 2
     except UNREADABLE:
         return ("(not shown: the body cannot be decoded)",) * 2
-    return cut(repr(args)), cut(repr(kwargs))
+    return describe(args, MOST), describe(kwargs, MOST)
 
 
 def printable(value: object) -> str:

@@ -11,6 +11,8 @@ from hashlib import sha1
 from math import inf
 from typing import Any, NamedTuple
 
+from .foreign import one_line
+
 DELIVERY = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
 CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
 #: What bytes can do to whoever reads them.
@@ -29,7 +31,8 @@ class Job(NamedTuple):
     def title(self) -> str:
         envelope = parse(self.payload)
         unnamed = "unknown task" if envelope.message is not None else "unparseable payload"
-        return f"{envelope.task or unnamed}[{envelope.task_id or digest(self.payload)}]"
+        # A producer may have given them any name: for logs.
+        return one_line(f"{envelope.task or unnamed}[{envelope.task_id or digest(self.payload)}]")
 
 
 class Counters(NamedTuple):

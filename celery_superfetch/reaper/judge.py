@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model.dead_job import DeadJob
+from ..model.foreign import describe
 from ..model.job import Job, digest, parse
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame, toll
 from ..model.words import command
@@ -38,13 +39,13 @@ def ask(recovery: Recovery, sender: Any) -> Decision:
     guard decides where no other does. One that raises, or answers anything else, has no say."""
     guard, others = Decision.RECOVER, set()
     for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
-        if not isinstance(answer, Decision):
+        if type(answer) is not Decision:  # its ``__class__`` may be anything, too
             if answer is not None:  # Signal.send logged the traceback of one that raised
                 logger.error(
-                    "Receiver %r of job_recovering answered %r for %s: only RECOVER, KILL or "
+                    "Receiver %s of job_recovering answered %s for %s: only RECOVER, KILL or "
                     "None count. It was ignored; mend or disconnect it.",
-                    receiver,
-                    answer,
+                    describe(receiver),
+                    describe(answer),
                     recovery.title,
                 )
         elif getattr(receiver, "shipped", False):

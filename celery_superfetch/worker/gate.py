@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from billiard.einfo import ExceptionInfo
 from celery.utils.log import get_logger
 from celery.worker import state
 from redis.exceptions import RedisError
@@ -20,6 +19,7 @@ from redis.exceptions import RedisError
 from ..app.notice import Notices
 from ..app.steps import run
 from ..model.config import ANNOUNCE_TASK
+from ..model.foreign import message_of
 from ..model.job import digest
 from ..model.permit import clock
 from ..model.process import start_time
@@ -28,10 +28,12 @@ from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from . import unreceivable
 from .forked_children import ending_forked_children
-from .handover import Handover, NotStarted
+from .handover import Handover
 from .in_process import settle_failures
+from .outcomes import TooLate, exception_of, run_and_check, run_and_pack
 from .prefork import drop_unsendable, mend, request_of
 from .run_counts import RunCounts
+from .settling import call_back, report
 from .stopping import SOLO, THREADS, is_of, told_to_stop
 
 logger = get_logger(__name__)
@@ -50,10 +52,7 @@ def run_until(
         if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
             return *result[:2], clock() - began
         return result
-    try:
-        raise NotStarted("too late")
-    except NotStarted:
-        return 1, ExceptionInfo(internal=True), 0.0  # Celery's failed, value and seconds
+    return TooLate()
 
 
 def sleep_until(due: float) -> None:
@@ -69,7 +68,7 @@ def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
         "A batch that %s ran was lost, or failed: %s. Jobs that it has not acked stay in flight "
         "until this worker ends, and run again then. Restart it.",
         getattr(target, "__qualname__", target),
-        getattr(exc_info.exception, "exc", exc_info.exception),  # without its traceback
+        message_of(exception_of(exc_info)),
     )
 
 
@@ -193,10 +192,13 @@ class Gate(Runner):
     def _hand_over(self, handover: Handover, until: float) -> None:
         request, options = handover.request, dict(handover.options)
         counted = handover.job.queue_list, request.type
-        options["callback"] = partial(self.run_counts.hear, *counted, options["callback"])
         forks = not (self.inline or self.threads or self.green)
-        for name in TOLD if forks else ():
-            options[name] = partial(self._tell, handover, options[name])
+        succeed = partial(self.run_counts.hear, *counted, options["callback"])
+        again = partial(self.take_back, request)
+        options["callback"] = partial(report, succeed, options["error_callback"], again)
+        for name in TOLD:
+            told = partial(call_back, request, self.inline, options[name])
+            options[name] = partial(self._tell, handover, told) if forks else told
         if self.threads:
             options["accept_callback"] = partial(handover.accept, options["accept_callback"])
         try:
@@ -205,8 +207,9 @@ class Gate(Runner):
                 self.out.discard(handover)
                 return self._release()
             args = handover.args if forks else handover.decoded
-            handed = (until, handover.claim(), handover.target, *args)
-            result = self._apply(run_until, handed, handover.kwargs, **options)
+            checked = run_and_pack if forks else run_and_check
+            handed = (run_until, until, handover.claim(), handover.target, *args)
+            result = self._apply(checked, handed, handover.kwargs, **options)
         except BaseException as exc:
             # A pool that cannot start a thread has it in its line, and may have begun with it.
             if self.threads and not handover.take():

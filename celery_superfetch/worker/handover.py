@@ -14,7 +14,7 @@ from ..transport.deliveries import Delivery
 
 
 class NotStarted(Ignore):
-    """A job came too late to its process: it is handed over again."""
+    """A thread of the pool came to a job that had been withdrawn from it."""
 
 
 class Handover:

@@ -8,6 +8,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from celery.utils.log import get_logger
 
+from .outcomes import exception_of, info_of
 from .unreceivable import is_trouble
 
 logger = get_logger(__name__)
@@ -26,24 +27,18 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
         try:
             return target(*args, **kwargs)
         except Exception as exc:
-            if inline and is_trouble(exc):
+            info = info_of(exc)
+            # A plain one, where that of the user would fail whatever looks at it.
+            error = exception_of(info)
+            if inline and is_trouble(error):
                 raise
-            logger.exception("Celery failed around the body of job %s: it has failed.", id)
-            return ExceptionInfo()
+            logger.error(
+                "Celery failed around the body of job %s: the job has failed.", id, exc_info=error
+            )
+            return info
 
     def ended(result: Any) -> None:
-        if not isinstance(result, ExceptionInfo):
-            return succeed(result)
-        try:
-            fail(result)
-        except Exception as exc:
-            if inline and is_trouble(exc):
-                raise
-            logger.exception(
-                "The failure of job %s could not be stored or told: whoever waits for its result "
-                "waits on. See whether the result backend answers.",
-                id,
-            )
+        (fail if isinstance(result, ExceptionInfo) else succeed)(result)
 
     vars(run)["__wrapped__"] = target  # by which a tracer is known
     return run, {**options, "callback": ended}

@@ -24,10 +24,11 @@ from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
+from ..model.foreign import describe, message_of
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
-from .handover import NotStarted
+from .outcomes import exception_of
 from .stopping import SOLO, is_of, told_to_stop
 from .unreceivable import fault_of, settle
 
@@ -133,10 +134,19 @@ class CountedRequest(Request):
         self.acknowledge()
         self._already_revoked = True
 
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        try:
+            super().on_accepted(pid, time_accepted)
+        except Exception:  # of a request class of the user; billiard would drop it without a word
+            logger.exception(
+                "Job %s began, but a callback of its start failed: a monitor may not hear of it.",
+                self,
+            )
+            if not self.task.acks_late:
+                self.acknowledge()  # else it would keep its place in the prefetch
+
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        exc = getattr(exc_info.exception, "exc", exc_info.exception)
-        if isinstance(exc, NotStarted):
-            return self.message.channel.fetch.owner.runner.take_back(self)
+        exc = exception_of(exc_info)
         own = self.delivery is not None and not self._was_told
         if own and isinstance(exc, (Terminated, SystemExit)):
             # The child outlived the signal for an earlier job, and died of this one. Celery would
@@ -151,16 +161,17 @@ class CountedRequest(Request):
                 exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
             # Celery would raise it here, and worker after worker would end over it.
-            exc_info.exception = RuntimeError(repr(exc))
+            exc_info.exception = RuntimeError(describe(exc))
         if isinstance(exc, TimeLimitExceeded):
-            self._cut_short = f"hard time limit ({exc.args[0]} s)"
+            seconds = describe(exc.args[0]) if exc.args else "?"  # a task may raise it, too
+            self._cut_short = f"hard time limit ({seconds} s)"
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
-            said = str(exc) or repr(exc)
-            why = " ".join(said.removeprefix(EXITED).partition(" Job: ")[0].split())
+            why = message_of(exc).removeprefix(EXITED).partition(" Job: ")[0]
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
             # A thread or a greenlet does not end: what it says of a loss is what its task raised.
-            self._cut_short = f"pool process lost: {why}" if processes else f"it raised {why}"
+            ended = processes and isinstance(exc, (WorkerLostError, KeyboardInterrupt))
+            self._cut_short = f"pool process lost: {why}" if ended else f"it raised {why}"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         except Exception:  # the result backend is away, say; the run is over all the same

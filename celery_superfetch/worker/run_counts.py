@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
 from celery.exceptions import Ignore, Reject, Retry
 
 from ..store.database import Database
 from ..store.runs import FAILED, MOST, REJECTED, RETRIED, SUCCEEDED, Runs, Tally
-from .handover import NotStarted
+from .outcomes import exception_of, failure_of
 
 
 class RunCounts:
@@ -24,11 +23,11 @@ class RunCounts:
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Stands before what a pool tells of the end of a run."""
-        failed, value, seconds = result if isinstance(result, tuple) else (False, None, None)
-        error = value.exception if failed else None
+        _, _, seconds = result if isinstance(result, tuple) else (False, None, None)
         # Without a time it was cut short, as a greenlet is that was killed.
-        if seconds is not None and not isinstance(error, NotStarted):
-            self.note(queue_list, task, error, seconds)
+        if seconds is not None:
+            failed = failure_of(result)
+            self.note(queue_list, task, exception_of(failed) if failed else None, seconds)
         return tell(result)
 
     def note(self, queue_list: str, task: str, error: BaseException | None, seconds: float) -> None:
@@ -54,8 +53,6 @@ class RunCounts:
 
 
 def _how(error: BaseException) -> str:
-    if isinstance(error, ExceptionWithTraceback):  # of another process
-        error = error.exc
     if isinstance(error, Retry):
         return RETRIED
     return REJECTED if isinstance(error, (Ignore, Reject)) else FAILED

@@ -16,12 +16,13 @@ from celery.utils.log import get_logger
 
 from ..app.chords import fail_part
 from ..model.facts import Facts
+from ..model.foreign import describe, message_of
 from ..model.job import Job
 from ..model.words import command
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
-from .unreceivable import MOST, settle
+from .unreceivable import settle
 
 logger = get_logger(__name__)
 
@@ -56,7 +57,9 @@ class Discards:
         if told_to_stop(delivery.owner):
             return None  # it goes back with the others, when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
-        here = f"task {exc} is not registered" if is_unknown else f"cannot be read: {exc!r}"[:MOST]
+        here = f"cannot be read: {describe(exc)}"
+        if is_unknown:
+            here = f"task {message_of(exc)} is not registered"
         counters = delivery.claimed.counters
         returns = counters.requeues if counters else 0
         why = "no other live worker of its queue has other tasks"

@@ -11,14 +11,15 @@ from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker import state
-from kombu.utils.encoding import safe_repr
 from redis.exceptions import DataError, RedisError
 
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
+from ..model.foreign import describe
 from ..model.job import Claimed, eta_of
 from ..owner.owner import Owner
 from ..transport.deliveries import Delivery, delivery_of
+from .outcomes import exception_of, info_of
 from .stopping import told_to_stop
 
 logger = get_logger(__name__)
@@ -26,8 +27,6 @@ logger = get_logger(__name__)
 #: Seconds from which on an ETA is likely a mistake: another century, or milliseconds for seconds,
 #: by which a countdown of four days is eleven years. Few brokers' data last so long.
 FAR = 10 * 365 * 86_400
-
-MOST = 500  # characters of an error that the dead set keeps
 
 
 def kills(claimed: Claimed, channel: Any) -> bool:
@@ -83,16 +82,16 @@ def fault_of(request: Any) -> str | None:
         ("embed", embed, (dict, type(None), Mapping)),
     ):
         if not isinstance(value, kinds):
-            return f"{name!r} cannot be {value!r}"
+            return f"{name!r} cannot be {describe(value)}"
     hash((request.id, *(request.stamped_headers or ())))  # Celery looks whether they are revoked
     hard, soft = limits
     for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
-            return f"'timelimit' cannot be {limits!r}"
+            return f"'timelimit' cannot be {describe(limits)}"
     return None
 
 
-def is_trouble(exc: Exception) -> bool:
+def is_trouble(exc: BaseException) -> bool:
     """Whether it tells of a server that is away, or refuses, and so says nothing of the job."""
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
@@ -102,7 +101,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     Raises what ends a worker that is at fault. ``ran``: whether it has begun, if that is known;
     ``short``: the worker is short of threads."""
     delivery = delivery_of(message)
-    if delivery is None or is_trouble(exc) or told_to_stop(delivery.owner):
+    shown = exception_of(info_of(exc))  # a plain one, where the log could not print it
+    if delivery is None or is_trouble(shown) or told_to_stop(delivery.owner):
         return False
     job, owner, runner = delivery.job, delivery.owner, delivery.owner.runner
     if exc is runner.failure:
@@ -112,7 +112,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             "Celery failed while it discarded job %s, which this worker had settled, given back or "
             "killed before.",
             job.title,
-            exc_info=exc,
+            exc_info=shown,
         )
         return True
     if not owner.may_start(job) if ran is None else ran:
@@ -120,13 +120,13 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
-    app, why = runner.worker.app, safe_repr(exc)[:MOST]
-    if getattr(message, "is_read", False) or isinstance(exc, MemoryError):
+    app, why = runner.worker.app, describe(exc)
+    if getattr(message, "is_read", False) or isinstance(shown, MemoryError):
         logger.error(
             "This worker cannot begin job %s, and ends. The job goes back to its queue, without a "
             "strike.",
             job.title,
-            exc_info=exc,
+            exc_info=shown,
         )
         # Kept, since a timer or a thread of the pool swallows it; not as it is, since Celery takes
         # a KeyError, too, for a lost connection, and would be back at once.
@@ -141,7 +141,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         "Celery cannot read the message of job %s. The job goes to the dead set without a run, and "
         "its caller is told; mend whoever sent it.",
         job.title,
-        exc_info=exc,
+        exc_info=shown,
     )
     settle(delivery, owner.kill, f"cannot be received: {why}", app)
     return True

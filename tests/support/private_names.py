@@ -158,6 +158,7 @@ celery worker.request:Request.
     tell who was revoked from who lost its child: _already_revoked
     hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()
     refuse a message that would end the worker: _payload
+    go on where a callback of its start fails: on_accepted(pid,time)
     end what an operator kills: terminate(pool) _announce_revoked(reason,terminated,signum,expired)
 celery worker.state:
     know what runs, and what waits for a slot: active_requests reserved_requests
@@ -191,6 +192,9 @@ celery app.
     know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding,loads=)
         trace:trace_task_ret(name,uuid,request,body,type,encoding,loads=) task:Task.retry(throw=)
     complete a job that has its result: trace:_localized
+celery utils.
+    call receivers that may exit: dispatch.signal:Signal._live_receivers(sender)
+    replace what cannot be pickled: serialization:UnpickleableExceptionWrapper(mod,name,args,text)
 celery backends.redis:
     keep a success: RedisBackend._set(key,value) RedisBackend.expires RedisBackend.client
     count the parts of chords: RedisBackend._unpack_chord_result(tup,decode)
@@ -216,6 +220,7 @@ billiard
         pool:ApplyResult._time_accepted
     take a job back from the pool: pool:ApplyResult.discard()
     hear what a dead child has said: process:BaseProcess._is_alive()
+    know that a process was told to end: common:terminate_handler_fired()>=4.3
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
     listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll

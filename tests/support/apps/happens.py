@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.concurrency.asynpool import AsynPool
 from celery.signals import task_received, worker_process_init, worker_ready
+from celery.worker import state, strategy
 from celery.worker.request import Request
 
 from celery_superfetch.model import process
@@ -30,6 +32,7 @@ from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import prefork, unknown_tasks
 from support.apps.build import STEP
 from support.servers.ledger import Ledger
+from support.workers.untrusted import Unprintable
 
 #: Bytes from which on billiard sends head and body of a message one after the other.
 LARGE = 16385
@@ -63,6 +66,21 @@ def slow_acks() -> None:
         return mark_as_retry(self, *args, **kwargs)
 
     Outbox.ack, Backend.mark_as_retry = ack_when_told, note_when_told
+
+
+def unsettled() -> None:
+    """The callback for a success fails before its job is settled: of a job that is named "never"
+    each time, of one that is named "once" the first time."""
+    make, ready = strategy.create_request_cls, state.task_ready
+
+    def ready_or_not(request: Any, **how: Any) -> None:
+        name = str(request.args[0]) if request.args else ""
+        book = Ledger(os.environ["LEDGER_URL"])
+        if name.startswith("never ") or (name == "once" and book.first("settled")):
+            raise Unprintable
+        ready(request, **how)
+
+    strategy.create_request_cls = partial(make, task_ready=ready_or_not)
 
 
 def slow_results() -> None:

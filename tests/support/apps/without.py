@@ -285,6 +285,22 @@ def gate() -> None:
     prefork.postpone_forks = lambda *_: None
 
 
+def _as_it_is(run: Any, *args: Any, **kwargs: Any) -> Any:
+    return run(*args, **kwargs)
+
+
+def plain_outcomes() -> None:
+    """What a task raises comes to the worker as it is."""
+    before_the_pool.run_and_pack = before_the_pool.run_and_check = _as_it_is
+
+
+def freed_slots() -> None:
+    """A job whose settling fails keeps its slot."""
+    before_the_pool.call_back = lambda request, inline, callback, *args, **kwargs: callback(
+        *args, **kwargs
+    )
+
+
 def turns() -> None:
     """All notices may wait for the result backend at once."""
     announcement.backend_turn = lambda database: contextlib.nullcontext()

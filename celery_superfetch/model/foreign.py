@@ -1,0 +1,66 @@
+"""Text of objects that user code made: exceptions, arguments, results, headers, receivers, names.
+
+Their ``str``, ``repr``, class and attributes are user code as well, and may raise anything, exit,
+or return what is no text. Code that prints such an object calls these functions: they never raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from traceback import format_exception
+
+TEXT_MAX_CHARS = 500
+
+_name_of_class: Callable[[type], str] = type.__dict__["__name__"].__get__
+_plain_text: Callable[[str], str] = str.__str__  # of a subclass, without its own methods
+
+
+def describe(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
+    """Return ``repr(value)`` as one printable line of at most ``max_chars`` characters."""
+    return escaped(_text(repr, value), max_chars)
+
+
+def message_of(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
+    """Return ``str(value)`` as such a line; ``repr(value)`` where that is empty, as it is of an
+    exception without arguments."""
+    return one_line(_text(str, value), max_chars) or describe(value, max_chars)
+
+
+def class_name(value: object) -> str:
+    """Return the name of a value's class, also where its metaclass defines another."""
+    return _plain_text(_name_of_class(type(value)))
+
+
+def loggable(error: BaseException) -> BaseException | None:
+    """Return ``error`` if its traceback can be formatted, for ``exc_info`` of a log; else None."""
+    try:
+        format_exception(type(error), error, None)  # reads its notes, causes and parts as well
+    except BaseException:
+        return None
+    return error
+
+
+def one_line(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
+    """Return ``text`` as such a line, with each run of white space as one space."""
+    head = text[: 4 * max_chars]  # a text of megabytes is not worth a look at all of it
+    rest = "..." if len(text) > len(head) else ""
+    return escaped(" ".join(head.split()) + rest, max_chars)
+
+
+def escaped(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
+    """Return ``text`` cut to ``max_chars``, with escapes for all that a terminal or a log obeys."""
+    head = text[: max_chars + 1]
+    if not head.isprintable():
+        head = "".join(map(_escape, head))  # a NUL becomes four characters, a lone surrogate six
+    return head if len(head) <= max_chars else f"{head[: max_chars - 3]}..."
+
+
+def _escape(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def _text(how: Callable[[object], str], value: object) -> str:
+    try:
+        return _plain_text(how(value))
+    except BaseException as error:  # a SystemExit, too, is no order to the caller
+        return f"<{class_name(value)}, whose {how.__name__} raises {class_name(error)}>"
