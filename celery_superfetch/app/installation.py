@@ -11,6 +11,7 @@ from kombu.utils.imports import symbol_by_name
 
 from ..errors import ConfigError
 from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK, check, own_options
+from ..model.early_tasks import has_copied_early_ack
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
 from .broker import AMQP, config_of
@@ -95,7 +96,7 @@ def _check_tasks(app: Celery) -> None:
     early = [
         name
         for name, task in vars(app)["_tasks"].items()
-        if not task.acks_late and not name.startswith(NOT_THE_USERS)
+        if has_copied_early_ack(task) and not name.startswith(NOT_THE_USERS)
     ]
     if not early:
         return
@@ -126,9 +127,16 @@ def _add(app: Celery) -> None:
     mend_backends(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
-    app.on_after_configure.connect(_configure)
+    _connect_first(app.on_after_configure, _configure)
     app.on_after_finalize.connect(_configure)
     app.on_after_finalize.connect(mend_backends_of_tasks)
+
+
+def _connect_first(signal: Any, receiver: Any) -> None:
+    """Connect a receiver before all others: one of the user's may use a task, as it does for a
+    periodic task, and the task would copy settings without our defaults."""
+    signal.connect(receiver)
+    signal.receivers.insert(0, signal.receivers.pop())
 
 
 def _configure(sender: Celery, **_: Any) -> None:

@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError
 
 from ..inspector import Inspector
 from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK
+from ..model.early_tasks import FIRST, has_copied_early_ack
 from ..model.job import parse
 from ..model.silence import watch_time
 from ..model.version import __version__
@@ -199,8 +200,16 @@ def _install(app: Celery) -> Iterator[Finding]:
 def _task_options(app: Celery) -> Iterator[Finding]:
     own = [task for task in app.tasks.values() if not task.name.startswith(NOT_THE_USERS)]
     early = [task for task in own if not task.acks_late]
-    if early:
-        text = _named(early, "with acks_late=False, which a killed worker loses once they run")
+    outdated = [task for task in early if app.conf.task_acks_late and has_copied_early_ack(task)]
+    if outdated:
+        clause = (
+            "that were used before the settings were read: their jobs are acked before they run"
+        )
+        text = _named(outdated, f"{clause}, and a killed worker loses those that it runs")
+        fix = f"read the settings and {FIRST}; or set acks_late=True on the tasks"
+        yield Finding("warning", "outdated-task", text, fix)
+    if chosen := [task for task in early if task not in outdated]:
+        text = _named(chosen, "with acks_late=False, which a killed worker loses once they run")
         fix = "leave acks_late at install()'s default, unless a second run would do more harm"
         yield Finding("warning", "early-ack", text, fix)
     dropped = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from contextlib import suppress
@@ -18,6 +19,7 @@ from ..app.guard import limits_of
 from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
 from ..errors import SuperfetchError
+from ..model.early_tasks import early_tasks
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
@@ -192,6 +194,9 @@ class Guarded(bootsteps.StartStopStep):
                 "on" if conf.task_acks_late else "off",
                 "on" if conf.task_reject_on_worker_lost else "off",
             )
+            # That line is about the settings; a task may have copied others.
+            for is_warning, text in early_tasks(consumer.app).messages():
+                logger.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
 
 
 def _first_pass(app: Any, owner: Owner) -> None:

@@ -206,6 +206,8 @@ celery
     count a part of a chord again: backends.redis:RedisBackend.on_chord_part_return(r,s,v)
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
+        utils.dispatch.signal:Signal.receivers
+    know who chose that a task acks early: app.task:Task.bind~__bound__
 kombu
     connect from the app's own pool: connection:Connection._info(resolve=)
     let greenlets run while it waits for the broker: utils.functional:sleep

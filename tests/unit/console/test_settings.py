@@ -63,6 +63,19 @@ def test_each_is_found_alone(level, code, settings):
         assert found.text.endswith(": shop.charge")
 
 
+def test_a_task_that_was_used_before_the_settings_is_a_finding_of_its_own():
+    app = Celery("shop", broker="redis://localhost:6399/0", set_as_current=False)
+    app.task(name="shop.charge", shared=False)(charge).s()
+    app.task(name="shop.chosen", shared=False, acks_late=False)(charge)
+    app.conf.update(task_acks_late=True, result_backend="redis://localhost:6399/1")
+    celery_superfetch.install(app)
+    outdated, chosen = of_settings(app)
+    assert (outdated.level, outdated.code) == ("warning", "outdated-task")
+    assert outdated.text.endswith(": shop.charge")
+    assert (chosen.level, chosen.code) == ("warning", "early-ack")
+    assert chosen.text.endswith(": shop.chosen")
+
+
 def test_names_are_few():
     app = app_with(task_acks_late=False)
     for number in range(20):
