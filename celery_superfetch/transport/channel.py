@@ -216,6 +216,11 @@ class Channel(redis.Channel):
             lengths = Queues(self.database).lengths(self._lists_of(queue))
             return sum(length for length, _ in lengths if isinstance(length, int))
 
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        """Say that a queue exists, also where this channel consumes it and its list is empty: a
+        passive declaration (``SimpleQueue.qsize``) would fail with 404 after the last message."""
+        return queue in self._callbacks or bool(super()._has_queue(queue, **kwargs))
+
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)

@@ -128,7 +128,14 @@ class QoS(virtual.QoS):
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether the consumer has set no limit, neither kombu's nor Celery's of free slots."""
+        return not self.prefetch_count and "can_consume" not in self.__dict__
+
     def credit(self) -> int:
+        """Return how many jobs the channel may claim now. Without a limit one at a time, as stock
+        does: the first of two consumers would claim the whole queue."""
         fetch = self.channel.fetch
         awaits = any(tag in self._delivered for tag in list(self.awaited))
         if awaits or fetch.owner.stopping:
@@ -136,9 +143,9 @@ class QoS(virtual.QoS):
         if "can_consume" in self.__dict__:
             # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
             return int(not fetch.backlog and bool(self.can_consume()))
+        if self.unlimited:
+            return int(not fetch.backlog)
         limit: int = fetch.owner.config.claim_limit
-        if not self.prefetch_count:
-            return limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
 
     def receive(self, claimed: Claimed) -> Any:

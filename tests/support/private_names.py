@@ -116,6 +116,7 @@ kombu transport.redis:Channel.
     hand on a step: _put(queue,message)
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _brpop_read()
     count and purge suspects, too: _size(queue) _purge(queue)
+    say that a queue exists: _has_queue(queue)
     declare bindings that are gone again: _queue_bind(exchange,routing_key,pattern,queue)
     keep x-expires: _new_queue(queue) _expires>=5.7
     leave a server that became a replica: _connparams(asynchronous)

@@ -114,6 +114,8 @@ class Fetch:
         waiting = len(self.backlog)
         if self.poller.inline and waiting:
             return False
+        if self.channel.qos.unlimited:
+            return not waiting
         limit = self.owner.config.claim_limit
         held = self.channel.qos.in_use() - waiting
         reserve = waiting + min(held, self.runner.reserve())
@@ -218,10 +220,10 @@ class Fetch:
     def deliver(self) -> bool:
         """Deliver one job to the consumer; False when it came to nothing."""
         if armed := self.reads.armed:
-            left = self.channel.qos.credit()
-            # A callback that runs the job here keeps waiting what comes meanwhile, and where it is
-            # sure to, nobody could even give that back.
-            if not left or self.poller.inline:
+            left, unlimited = self.channel.qos.credit(), self.channel.qos.unlimited
+            # If a callback runs the job in this thread, what lands meanwhile waits for it; and a
+            # solo pool could not even requeue that.
+            if self.poller.inline or not (left or unlimited):
                 self.reads.call_off(armed[0 if self.runner.inline else left :])
         try:
             claimed = self.backlog.ready.popleft()

@@ -146,7 +146,7 @@ def test_what_a_callback_raises_is_its_consumers_own_affair(url, bench):
     assert bench.queue() == [payload(1)]
 
 
-def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url, bench):
+def test_no_more_is_claimed_than_claim_limit_and_without_a_limit_one(url, bench):
     """Two consumers that are to share the work."""
 
     def held(**how: Any) -> int:
@@ -156,10 +156,27 @@ def test_no_prefetch_means_as_many_as_claim_limit_and_one_means_one(url, bench):
             inbox.receive(1)
             return 10 - len(bench.queue())
 
-    assert held() == 10
-    assert held(claim_limit=4) == 4
-    assert held(claim_limit=1) == 1
+    assert held() == 1
+    assert held(prefetch=20) == 10
+    assert held(prefetch=20, claim_limit=4) == 4
+    assert held(prefetch=20, claim_limit=1) == 1
     assert held(prefetch=1) == 1
+
+
+def test_two_simple_queues_share_what_waits_and_know_its_size(url, bench):
+    """As in stock: the first reader took all, the second got none, and `qsize` raised a 404."""
+    bench.push("mail", *(payload(n) for n in range(6)))
+    with (
+        kombu.Connection(url, transport=TRANSPORT) as one,
+        kombu.Connection(url, transport=TRANSPORT) as two,
+    ):
+        readers = [connection.SimpleQueue("mail") for connection in (one, two)]
+        for left in range(6, 0, -1):
+            assert readers[0].qsize() == left
+            readers[left % 2].get(timeout=5).ack()
+        assert [reader.qsize() for reader in readers] == [0, 0], "it is empty, and it is there"
+        for reader in readers:
+            reader.close()
 
 
 def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(url, bench):

@@ -202,7 +202,7 @@ def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(serv
 
 
 def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server):
-    with Inbox(server.url()) as inbox:
+    with Inbox(server.url(), prefetch=64) as inbox:
         eventually(lambda: inbox.turn() or blocked(server.client()) == 4)
         always(lambda: inbox.turn() or True, during=2 * AT_ONCE)
         before = looked(server.client())
