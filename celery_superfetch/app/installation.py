@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery
 from kombu.utils.imports import symbol_by_name
 
 from ..errors import ConfigError
-from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK, check, own_options
+from ..model.config import NOT_THE_USERS, check, own_options
 from ..model.early_tasks import has_copied_early_ack
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
@@ -20,6 +18,7 @@ from .guard import guard_of
 from .notice import add_announce_task
 from .reap_task import add_reap_task
 from .result_backends import mend_backends, mend_backends_of_tasks
+from .schedule import scheduled
 
 if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
     from typing_extensions import TypedDict, Unpack
@@ -147,15 +146,10 @@ def _configure(sender: Celery, **_: Any) -> None:
     for name, (old, value) in DEFAULTS.items():
         defaults[old if old in defaults else name] = value
     try:
-        entry = {"task": REAP_TASK, "schedule": config_of(sender).reap_interval}
+        interval = config_of(sender).reap_interval
     except ConfigError:
         return  # a receiver's error would be swallowed; the worker's start refuses it
-    schedule = conf.beat_schedule
-    *maps, last = schedule.maps if isinstance(schedule, ChainMap) else [schedule]
-    if not maps or [*last] != [REAP_ENTRY]:  # else it is an earlier entry of ours
-        maps = [schedule if isinstance(schedule, Mapping) else {}]
-    # No copy: entries that the user adds to his own dictionary later have to run, too.
-    _set(conf, "beat_schedule", ChainMap(*maps, {REAP_ENTRY: entry}))
+    _set(conf, "beat_schedule", scheduled(sender, interval))
 
 
 def _set(conf: Any, name: str, value: Any) -> None:

@@ -62,10 +62,29 @@ def drain(session: Session, wait: float, **options: bool) -> None:
 
     attempt = Drain(session.reaper)
     report = _patiently(session, wait, lambda: attempt.run(**options))
+    _remove_beat_rows(report)
     _say(session, report, _drained(report))
     left = report.in_flight + report.parked + report.probation
     if report.errors or (left and not report.dry_run):
         raise click.exceptions.Exit(1)
+
+
+def _remove_beat_rows(report: Drained) -> None:
+    """Remove the rows by which a scheduler with a database would send the reap task for ever."""
+    from ..app.schedule import stored_rows
+    from ..model.config import REAP_ENTRY, REAP_TASK
+
+    try:
+        rows = stored_rows()
+        if rows is not None:
+            report.beat_rows = sorted(rows.values_list("name", flat=True))
+            if not report.dry_run:
+                rows.delete()
+    except Exception as exc:  # a project's settings, or its database, may raise anything
+        warn(
+            f"django-celery-beat's table cannot be asked ({type(exc).__name__}: {exc}). Delete the "
+            f"row {REAP_ENTRY!r} there by hand: stock workers do not know its task {REAP_TASK}."
+        )
 
 
 def _patiently(session: Session, wait: float, run: Callable[[], Any]) -> Any:
@@ -118,6 +137,9 @@ def _drained(report: Drained) -> Iterator[str]:
     ):
         if jobs:
             yield f"{number(jobs, 'job')} {'is' if jobs == 1 else 'are'} {where}."
+    if rows := report.beat_rows:
+        verb = "Would remove" if report.dry_run else "Removed"
+        yield f"{verb} {number(len(rows), 'row')} of django-celery-beat: {', '.join(rows)}."
     if report.dead_set:
         yield (
             f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "

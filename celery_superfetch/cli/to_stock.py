@@ -37,6 +37,8 @@ class Drained:
     probation: int = 0  # jobs that still wait to run alone
     dead_set: int = 0  # jobs that stay there
     keys: int = 0  # others of ours that are left
+    #: Names of the rows of django-celery-beat that sent the reap task, and were removed.
+    beat_rows: list[str] = field(default_factory=list)
     errors: int = 0
     dry_run: bool = False
 

@@ -190,8 +190,8 @@ def _install(app: Celery) -> Iterator[Finding]:
         yield Finding("warning", "not-installed", text, "call celery_superfetch.install(app)")
     elif not any(entry.get("task") == REAP_TASK for entry in entries):
         text = (
-            f"beat_schedule has no {REAP_ENTRY}: something replaced it after install(), and beat "
-            "looks for no dead workers"
+            f"beat_schedule has no {REAP_ENTRY}: it was taken out, or something replaced the "
+            "schedule after install(). Beat looks for no dead workers"
         )
         fix = f"add to beat_schedule, do not replace it; or add the task {REAP_TASK!r} yourself"
         yield Finding("warning", "no-beat-entry", text, fix)

@@ -31,7 +31,7 @@ def reaps_as_ever(worker: Any, start: Any, db: Database) -> None:
     assert "succeeded" in one.log()
 
 
-def test_django_celery_beat(worker, beat, db, tmp_path):
+def test_django_celery_beat(worker, beat, db, cli, tmp_path):
     pytest.importorskip("django_celery_beat", reason="django-celery-beat is not installed")
     tables = tmp_path / "django.sqlite3"
 
@@ -44,10 +44,24 @@ def test_django_celery_beat(worker, beat, db, tmp_path):
             conf={"beat_max_loop_interval": 1},
         )
 
+    def tasks() -> list[str]:
+        with sqlite3.connect(tables) as book:
+            rows = book.execute("SELECT task FROM django_celery_beat_periodictask").fetchall()
+        return [task for (task,) in rows]
+
     reaps_as_ever(worker, start, db)
-    with sqlite3.connect(tables) as book:
-        rows = book.execute("SELECT task FROM django_celery_beat_periodictask").fetchall()
-    assert (REAP,) in rows
+    assert REAP in tasks()
+
+    def drained(*options: str) -> str:
+        way = {"process": True, "app": "scheduled", "environ": {"DJANGO_DB": str(tables)}}
+        return str(cli("drain", "--force", *options, **way).out)
+
+    assert "Would remove 1 row of django-celery-beat: superfetch-reap." in drained("--dry-run")
+    assert REAP in tasks(), "nothing was changed"
+    assert "Removed 1 row of django-celery-beat: superfetch-reap." in drained()
+    others = {task for task in tasks() if not task.startswith("celery.")}
+    assert not others, "stock workers know no other"
+    assert "django-celery-beat" not in drained()
 
 
 def test_redbeat(worker, beat, db, ledger):

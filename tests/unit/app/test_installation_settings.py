@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import types
 from collections import ChainMap
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.beat import Scheduler
 
 import celery_superfetch
 
@@ -130,12 +133,11 @@ def test_what_is_added_to_the_users_own_schedule_later_is_seen(schedule):
 @pytest.mark.parametrize(
     "add",
     [
-        lambda schedule: schedule.new_child({"own": {"task": "t"}}),
         lambda schedule: ChainMap({"own": {"task": "t"}}, schedule),
         lambda schedule: schedule | {"own": {"task": "t"}},
         lambda schedule: {"own": {"task": "t"}} | schedule,
     ],
-    ids=["child", "chain", "or", "or dictionary"],
+    ids=["chain", "or", "or dictionary"],
 )
 def test_what_the_user_makes_of_the_schedule_is_kept_whole(add):
     app = celery_superfetch.install(new())
@@ -143,6 +145,82 @@ def test_what_the_user_makes_of_the_schedule_is_kept_whole(add):
     app.conf.beat_schedule = add(app.conf.beat_schedule)
     app.finalize()
     assert {*app.conf.beat_schedule} == {"mine", "own", "superfetch-reap"}
+
+
+def test_a_chain_that_the_user_makes_of_the_schedule_has_what_is_added_later():
+    own: dict[str, Any] = {"mine": {"task": "t"}}
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule=own))
+    app.conf.beat_schedule = ChainMap({"own": {"task": "t"}}, app.conf.beat_schedule)
+    app.finalize()
+    own["late"] = {"task": "t"}
+    assert {*app.conf.beat_schedule} == {"mine", "own", "late", "superfetch-reap"}
+
+
+@pytest.mark.parametrize("namespace", [None, "CELERY"])
+@pytest.mark.parametrize("own", [{"mine": {"task": "t"}, "other": {"task": "t"}}, {}])
+def test_the_schedule_is_a_plain_dictionary(own, namespace):
+    """`del` and `pop` raised KeyError."""
+    names = {"beat_schedule": own} if namespace is None else {"CELERY_BEAT_SCHEDULE": own}
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(**names), namespace=namespace)
+    schedule = app.conf.beat_schedule
+    assert type(schedule) is dict
+    assert schedule is app.conf.beat_schedule
+    app.add_periodic_task(5, app.signature("t"), name="added")
+    assert {*app.conf.beat_schedule} == {*own, "added", "superfetch-reap"}
+    for name in own:
+        assert app.conf.beat_schedule.pop(name)
+    del app.conf.beat_schedule["added"]
+    assert {*app.conf.beat_schedule} == {"superfetch-reap"}
+    app.finalize()
+    assert {*app.conf.beat_schedule} == {"superfetch-reap"}
+    assert json.loads(json.dumps(app.conf.beat_schedule)) == app.conf.beat_schedule
+    assert pickle.loads(pickle.dumps(app.conf.beat_schedule)) == app.conf.beat_schedule
+
+
+REMOVALS: dict[str, Callable[[Any], object]] = {
+    "del": lambda conf: conf.beat_schedule.__delitem__("superfetch-reap"),
+    "pop": lambda conf: conf.beat_schedule.pop("superfetch-reap"),
+    "clear": lambda conf: conf.beat_schedule.clear(),
+}
+
+
+@pytest.mark.parametrize("remove", REMOVALS.values(), ids=[*REMOVALS])
+def test_what_the_user_takes_out_of_the_schedule_stays_out(remove):
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule={"mine": {"task": "t"}}))
+    remove(app.conf)
+    app.finalize()
+    celery_superfetch.install(app, reap_interval=30)
+    assert "superfetch-reap" not in app.conf.beat_schedule
+    app.conf.beat_schedule = {"other": {"task": "t"}}
+    celery_superfetch.install(app)
+    assert {*app.conf.beat_schedule} == {"other"}
+
+
+def test_beat_sends_what_is_in_the_schedule_when_it_starts():
+    own: dict[str, Any] = {"mine": {"task": "t", "schedule": 5}}
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule=own))
+    app.finalize()
+    own["late"] = {"task": "t", "schedule": 5}
+    every = {"mine", "late", "superfetch-reap"}
+    assert {*Scheduler(app).schedule} == every
+    del app.conf.beat_schedule["superfetch-reap"]
+    assert {*Scheduler(app).schedule} == every - {"superfetch-reap"}
+
+
+def test_what_the_user_takes_out_of_his_own_dictionary_goes():
+    own = {"mine": {"task": "t"}, "other": {"task": "t"}}
+    app = celery_superfetch.install(new())
+    app.config_from_object(module(beat_schedule=own))
+    app.conf.beat_schedule["mine"] = changed = {"task": "changed"}
+    own.clear()
+    assert {**app.conf.beat_schedule} == {
+        "mine": changed,
+        "superfetch-reap": app.conf.beat_schedule["superfetch-reap"],
+    }
 
 
 @pytest.mark.parametrize("nothing", [None, [], ()], ids=repr)
