@@ -16,6 +16,7 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
   ``by`` and ``part``: a run published this one by hand, besides the steps of its job.
 - ``hand``: a ``run`` published this ``part`` by hand, once; ``doubt``, if it got an error.
 - ``worker``: one was started at a ``place`` that serves a ``queue``.
+- ``unload``: a process ``pid`` of a pool, which takes long to load, ends in order.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
   One that hit no worker (a pool was told to shrink, say) excuses nothing.
@@ -54,7 +55,7 @@ STOPPED = 30.0
 #: a multiple of what harms explain: a slot or a worker that is lost without an end goes beyond.
 OVERTAKEN, SILENT = 60.0, 90.0
 #: So many sent jobs show that a silent place had something to do.
-BUSY = 10
+BUSY = 5
 
 #: Errors by which whoever runs the jobs ends one, which the job itself does not raise.
 GIVEN_UP, RUNNER_ERRORS = "PoisonPill", ("PoisonPill", "WorkerLostError")
@@ -73,6 +74,7 @@ VERDICTS = {
     "failed": "ended with an error that is not its own",
     "starved": "began long after jobs that were sent long after it",
     "silent": "a place began nothing for long, though jobs were sent to it",
+    "wasted": "a process of a pool was loaded and ended for nothing",
     "waiting": "messages wait or are in flight, though nothing runs any more",
 }
 
@@ -119,6 +121,7 @@ class History:
     outcomes: dict[tuple[str, str], Line]
     rest: Line | None
     workers: list[Line]
+    unloads: list[Line]
 
     def owes(self, job: Job, step: str) -> bool:
         """Whether a step that never began should have: not one that may not have been sent, nor
@@ -142,7 +145,7 @@ class History:
 def load(lines: Iterable[Line]) -> History:
     jobs: dict[str, Job] = {}
     harms, outcomes, ends, starts, rest = [], {}, {}, [], None
-    hands, workers = [], []
+    hands, workers, unloads = [], [], []
     for line in lines:
         event = line["event"]
         if event == "send":
@@ -157,6 +160,8 @@ def load(lines: Iterable[Line]) -> History:
             outcomes[line["job"], line["step"]] = line
         elif event == "hand":
             hands.append(line)
+        elif event == "unload":
+            unloads.append(line)
         elif event == "worker":
             workers.append(line)
         elif event == "rest":
@@ -172,7 +177,7 @@ def load(lines: Iterable[Line]) -> History:
     for line in hands:
         if line["job"] in jobs:
             jobs[line["job"]].published.append(line)
-    return History(jobs, harms, outcomes, rest, workers)
+    return History(jobs, harms, outcomes, rest, workers, unloads)
 
 
 def _own_harm(job: Job, start: Line) -> Iterator[Line]:
@@ -200,6 +205,7 @@ def judge(history: History) -> dict[str, list[str]]:
     troubles["out of order"] += _order(history)
     troubles["starved"] += _starved(history)
     troubles["silent"] += _silent(history)
+    troubles["wasted"] += _wasted(history)
     troubles["waiting"] += (history.rest or {}).get("waits", ())
     return troubles
 
@@ -371,6 +377,23 @@ def _silent(history: History) -> Iterator[str]:
             meanwhile = bisect(queued, then) - bisect(queued, last)
             if then - last > SILENT and meanwhile >= BUSY:
                 yield f"{place}: began nothing for {then - last:.0f} s, {meanwhile} were sent to it"
+
+
+def _wasted(history: History) -> Iterator[str]:
+    """Processes that began nothing between their load and their end, while their worker went on."""
+    latest: dict[str, float] = {}
+    for line in history.unloads:
+        latest[line["worker"]] = max(latest.get(line["worker"], 0.0), line["at"])
+    used = set()
+    for job in history.jobs.values():
+        for run in chain.from_iterable((*job.runs.values(), *job.by_hand.values())):
+            worker = run.line["worker"]
+            used.add((worker, run.line["pid"]))
+            latest[worker] = max(latest.get(worker, 0.0), run.at)
+    for line in history.unloads:
+        worker, pid = line["worker"], line["pid"]
+        if (worker, pid) not in used and latest[worker] > line["at"] + STOPPED:
+            yield f"{worker}: its process {pid} ended without a job at {line['at']:.1f}"
 
 
 # -- the program

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 #: One pool is grown, shrunk and restarted (`harms.py`), one scales itself and replaces its
-#: processes, and the processes of one load and end slowly, and run few jobs each.
+#: processes, and the processes of one load and end slowly, and run one job each.
 PLACES = {
     "a1": Place("alpha", "prefork", 2, SHARED),
     "a2": Place("alpha", "threads", 4, SHARED),
@@ -53,7 +53,7 @@ PLACES = {
         {"AUTOSCALE_KEEPALIVE": "1"},
     ),
     "b2": Place("beta", "gevent", 8, SHARED),
-    "b3": Place("beta", "prefork", 2, SLOW, ("--max-tasks-per-child=4",), {"LOADS": "4,6"}),
+    "b3": Place("beta", "prefork", 3, SLOW, ("--max-tasks-per-child=1",), {"LOADS": "4,6"}),
 }
 MACHINES = ("alpha", "beta")
 

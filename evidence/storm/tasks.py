@@ -89,7 +89,7 @@ def build(env: Mapping[str, str]) -> Celery:
     return app
 
 
-def _load_slowly(shortest: float, longest: float) -> None:
+def _load_slowly(history: History, worker: str, shortest: float, longest: float) -> None:
     """As a process that reads a model before its first job, and writes something at its end."""
     dice = random.SystemRandom()  # each process forks with the same state of all others
 
@@ -97,6 +97,7 @@ def _load_slowly(shortest: float, longest: float) -> None:
         time.sleep(dice.uniform(shortest, longest))
 
     def unload(**_: Any) -> None:
+        history.write("unload", worker=worker, pid=os.getpid())
         time.sleep(1)
 
     worker_process_init.connect(load, weak=False)
@@ -157,7 +158,7 @@ def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
     app.task(name="storm.stopper", superfetch_stop_limit=STOP_RUNS, **common)(step)
     app.finalize()
     if loads := env.get("LOADS"):
-        _load_slowly(*map(float, loads.split(",")))
+        _load_slowly(history, worker, *map(float, loads.split(",")))
 
 
 def _stop(main: int, how: str) -> None:

@@ -80,13 +80,15 @@ STOPS = {"pill": 3, "stops": "QUIT", "kind": "stopper"}
 OVERTAKEN = [send(queue="c"), send(job="k", at=100, queue="c"), *ran(101, job="k", worker="w2")]
 #: One that was told to shrink its pool, which excuses nothing.
 SHRUNK: Line = {"event": "harm", "kind": "pool_shrink", "at": 3, "until": 3, "workers": []}
+#: A process ends, of a worker that goes on.
+UNLOADED: Line = {"event": "unload", "worker": "w1", "pid": 9, "at": 5}
 #: A place that has work: each of these jobs runs elsewhere at once.
 BUSY = [
     line
     for at in range(checker.BUSY + 1)
     for line in (
-        send(job=f"k{at}", at=at * 10, queue="q"),
-        *ran(at * 10 + 1, job=f"k{at}", worker="w2"),
+        send(job=f"k{at}", at=at * 20, queue="q"),
+        *ran(at * 20 + 1, job=f"k{at}", worker="w2"),
     )
 ]
 
@@ -141,7 +143,8 @@ FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
         ([send(**{**STOPS, "pill": 2}), *PILL, failed()], [killed(21)]),
     ],
     "starved": [([*OVERTAKEN, *ran(102)], [*ran(100.9), killed(100.95)])],
-    "silent": [([placed(), placed("w2", "b"), *BUSY], [send(job="j", at=60), *ran(60)])],
+    "silent": [([placed(), placed("w2", "b"), *BUSY], [send(at=60), *ran(60)])],
+    "wasted": [([send(), *ran(40), UNLOADED], [send(job="k"), *ran(4, job="k", pid=9)])],
 }
 #: What nothing that happens beside can excuse.
 NEVER: dict[str, list[Line]] = {
@@ -269,12 +272,16 @@ def test_only_rivals_overtake():
     assert verdicts([*OVERTAKEN, *ran(101)]) == []  # a machine that is busy lets all wait
 
 
+def test_a_worker_that_stops_wastes_no_process():
+    assert verdicts([send(), *ran(5 + checker.STOPPED), UNLOADED]) == []
+    assert verdicts([send(), *ran(5.1 + checker.STOPPED), UNLOADED]) == ["wasted"]
+    assert verdicts([UNLOADED, {**UNLOADED, "pid": 8, "at": 36}]) == ["wasted"]
+
+
 def test_a_place_is_busy_whoever_works_there():
     places = [placed(), placed("w2", "b"), placed("w3", at=50)]
     assert verdicts([*places, *BUSY]) == ["silent"]
-    assert verdicts([*places, *BUSY, *ran(60, job="k5", worker="w3", message="k5 run")]) == [
-        "twice"
-    ]
+    assert verdicts([*places, *BUSY, send(at=60), *ran(60, worker="w3")]) == []
     assert verdicts([placed(queue="idle"), placed("w2", "b"), *BUSY]) == []
 
 
@@ -326,4 +333,4 @@ def test_histories_add_up(tmp_path, capsys):
 
 
 def test_it_is_short():
-    assert len(Path(checker.__file__).read_text().splitlines()) < 450
+    assert len(Path(checker.__file__).read_text().splitlines()) < 460
