@@ -17,20 +17,17 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from ..app.notice import Notices
-from ..app.steps import run
 from ..model.config import ANNOUNCE_TASK
 from ..model.foreign import message_of
 from ..model.job import digest
-from ..model.permit import clock
 from ..model.process import start_time
-from ..model.step import Claim
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from . import unreceivable
-from .forked_children import ending_forked_children
-from .handover import Handover
+from .handover import Handover, run_until
 from .in_process import settle_failures
-from .outcomes import TooLate, exception_of, run_and_check, run_and_pack
+from .outcomes import exception_of, run_and_check, run_and_pack
+from .pool_slots import PoolSlots
 from .prefork import drop_unsendable, mend, request_of
 from .run_counts import RunCounts
 from .settling import call_back, report
@@ -39,20 +36,6 @@ from .stopping import SOLO, THREADS, is_of, told_to_stop
 logger = get_logger(__name__)
 
 TOLD = ("callback", "error_callback", "timeout_callback")  # by a pool, of a job's end
-
-
-def run_until(
-    until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
-    has the fields of its ``Claim``."""
-    if (began := clock()) < until:
-        with ending_forked_children(args):
-            result = run(Claim(*claim), target, *args, **kwargs)
-        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
-            return *result[:2], clock() - began
-        return result
-    return TooLate()
 
 
 def sleep_until(due: float) -> None:
@@ -94,8 +77,10 @@ class Gate(Runner):
         self._process, worker._process_task = worker._process_task, self._process_task
         if worker.process_task == self._process:  # else it looks for it again at each job
             worker.process_task = worker.consumer.on_task_request = self._process_task
+        self.pool_slots: PoolSlots | None = None
         if self.prefork:
             mend(self.pool, self.requeue, worker.hub.call_later)
+            self.pool_slots = PoolSlots(self.pool, self.pump)
 
     @property
     def slots(self) -> int:
@@ -129,7 +114,19 @@ class Gate(Runner):
         return bool(self.out)
 
     def free(self) -> int:  # slots for which no job that Celery knows waits
-        return self.slots - max(len(state.reserved_requests), len(self.out) + len(self._waiting))
+        free = self.slots - max(len(state.reserved_requests), len(self.out) + len(self._waiting))
+        if self.pool_slots is None:
+            return free
+        return min(free, self.pool_slots.idle_count - len(self._waiting))
+
+    def _has_slot(self, alone: bool) -> bool:
+        """Whether a job would begin at once; ``alone``: a suspect has this worker for itself.
+
+        A pool process is idle a moment before the job that it has ended leaves ``out``: a job that
+        started then would not take that one's ack along."""
+        if len(self.out) >= (1 if alone else self.slots):
+            return False
+        return self.pool_slots is None or self.pool_slots.idle_count > 0
 
     def _process_task(self, request: Any) -> None:  # for the worker's own; timers call it, too
         try:
@@ -171,13 +168,15 @@ class Gate(Runner):
                     self._hand_over(*chosen)
             finally:
                 self._turn.release()
+        if self._waiting and self.pool_slots is not None:
+            self.pool_slots.report_loading(len(self._waiting))
 
     def _choose(self) -> tuple[Handover, float] | None:
         """The next job that may start, and until when; None if none may now."""
         while self._waiting:
             first = self._waiting[0]
             alone = first.owner.alone
-            room = len(self.out) < (1 if alone is not None else self.slots)
+            room = self._has_slot(alone is not None)
             if not first.is_ours:
                 self._drop(self._waiting.popleft(), "it has left this worker")
             elif alone is not None and first.job != alone and not first.request.acknowledged:

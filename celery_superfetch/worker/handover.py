@@ -9,12 +9,30 @@ from typing import Any
 
 from celery.exceptions import Ignore
 
-from ..app.steps import is_tracer
+from ..app.steps import is_tracer, run
+from ..model.permit import clock
+from ..model.step import Claim
 from ..transport.deliveries import Delivery
+from .forked_children import ending_forked_children
+from .outcomes import TooLate
 
 
 class NotStarted(Ignore):
     """A thread of the pool came to a job that had been withdrawn from it."""
+
+
+def run_until(
+    until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
+    has the fields of its ``Claim``."""
+    if (began := clock()) < until:
+        with ending_forked_children(args):
+            result = run(Claim(*claim), target, *args, **kwargs)
+        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
+            return *result[:2], clock() - began
+        return result
+    return TooLate()
 
 
 class Handover:

@@ -32,6 +32,7 @@ from . import unreceivable
 from .control import call_revoked
 from .gate import Gate
 from .maintenance import MaintenanceThread, Rounds
+from .pool_process import report_from_processes
 from .request import use_our_request
 from .stopping import Stopper, wrap_handlers
 from .unknown_tasks import Discards
@@ -71,6 +72,10 @@ class Maintenance(bootsteps.StartStopStep):
             config_of(worker.app)
         except SuperfetchError as exc:
             raise SystemExit(f"celery_superfetch: {exc}") from exc
+
+    def create(self, worker: Any) -> None:
+        """Called between the pool's creation and its start."""
+        report_from_processes(worker.pool)
 
     def start(self, worker: Any) -> None:
         if threads_are_greenlets():

@@ -219,6 +219,7 @@ kombu
 PREFORK = names("""
 billiard
     know whose job it is: pool:ApplyResult._accept_callback pool:ApplyResult._write_to
+    return a job that has not begun: pool:ApplyResult._set(i,obj) pool:ApplyResult._scheduled_for
     know whether a child has begun with a job: pool:ApplyResult._accepted
         pool:ApplyResult._time_accepted
     take a job back from the pool: pool:ApplyResult.discard()
@@ -226,6 +227,13 @@ billiard
     know that a process was told to end: common:terminate_handler_fired()>=4.3
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
+    hear which process leaves: asynpool:Worker._make_child_methods() asynpool:Worker.wait_for_job
+        asynpool:Worker._ensure_messages_consumed(completed=) asynpool:Worker.prepare_result(result)
+        asynpool:Worker.outq asynpool:Worker.maxtasks asynpool:Worker.max_memory_per_child
+        asynpool:AsynPool.Worker prefork:TaskPool.Pool
+    give no job to a busy process: asynpool:SCHED_STRATEGY_FAIR
+    withdraw a job from a process that leaves: asynpool:_get_job_writer(job)
+        asynpool:AsynPool._put_back
     listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll
     know its pool: prefork:TaskPool.on_start~threads
 """)
@@ -236,7 +244,16 @@ billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
     fork when that harms nobody: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
     hear what a dead child has said: on_job_process_down(job,pid)
+    shrink without harm: shrink(n) on_shrink(n) _putlock.shrink()
+    have no slot free while the pool looks at its processes: _maintain_pool()
 celery .
+    know which process is up, and idle: _pool._all_inqueues.discard(fd) _pool._fileno_to_inq.get(fd)
+        _pool._busy_workers.discard(fd) _pool._proc_alive_timeout.__float__()
+        _pool._result_handler.state_handlers.get(15)
+    give no job to a busy process: _pool.sched_strategy.__index__()
+    replace pipes with a job in them: _pool._process_cleanup_queues(proc) _pool._queues.get(q)
+        _pool._find_worker_queues(proc) _pool.create_process_queues()
+    shrink without harm: shrink(n)
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback)
         _pool._result_handler.fileno_to_outq.__getitem__(fd)
     forget the pipes of a lost child: _pool.destroy_queues(queues,proc)

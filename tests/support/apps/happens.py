@@ -20,7 +20,12 @@ from billiard.connection import Connection
 from celery.app.task import Task
 from celery.backends.base import Backend
 from celery.concurrency.asynpool import AsynPool
-from celery.signals import task_received, worker_process_init, worker_ready
+from celery.signals import (
+    task_received,
+    worker_process_init,
+    worker_process_shutdown,
+    worker_ready,
+)
 from celery.worker import state, strategy
 from celery.worker.request import Request
 
@@ -29,7 +34,7 @@ from celery_superfetch.owner.here import owners_here
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.signals import ownership_lost
 from celery_superfetch.transport.fetch import probation
-from celery_superfetch.worker import prefork, unknown_tasks
+from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
 from support.apps.build import STEP
 from support.servers.ledger import Ledger
 from support.workers.untrusted import Unprintable
@@ -98,6 +103,28 @@ def slow_results() -> None:
 def slow_children() -> None:
     """The pool's processes come up when a file is gone."""
     worker_process_init.connect(lambda **_: while_there_is("NO_CHILDREN"), weak=False)
+
+
+def slow_loads() -> None:
+    """Each process of the pool loads for so long, LOAD_S=2.5, and takes END_S=2 to end."""
+    load_s, end_s = (float(os.environ.get(name, "0")) for name in ("LOAD_S", "END_S"))
+    started("loads", worker_process_init, load_s)
+    started("ends", worker_process_shutdown, end_s)
+
+
+def short_waits() -> None:
+    """The log says after a second that jobs wait for processes that load."""
+    pool_slots.LOADING_WARN_S = 1.0
+
+
+def started(what: str, signal_: Any, takes_s: float) -> None:
+    """Have a pool process say in the ledger that it loads, or ends, and take its time for it."""
+
+    def take(**_: Any) -> None:
+        Ledger(os.environ["LEDGER_URL"]).gave_up(str(os.getpid()), what)
+        time.sleep(takes_s)
+
+    signal_.connect(take, weak=False)
 
 
 def slow_funerals() -> None:

@@ -247,6 +247,13 @@ def half_a_result() -> None:
     prefork.read_on = lambda results: None
 
 
+def pool_slots() -> None:
+    """A slot of a pool is a process that is to be there, and what has not begun is a task of its
+    process."""
+    before_the_pool.PoolSlots = lambda *_: None
+    steps.report_from_processes = lambda pool: None
+
+
 def last_words() -> None:
     """What a dead child of the pool had said is not read."""
     prefork.hear_the_dead = lambda pool: None

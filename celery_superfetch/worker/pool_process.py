@@ -1,0 +1,84 @@
+"""The loop of one pool process: it begins no job too late, and says when it reads no more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from billiard.compat import mem_rss
+from celery.concurrency import asynpool
+
+from ..model.permit import clock
+from .handover import run_until
+from .outcomes import run_and_pack
+
+#: Messages of a pool process to its worker, besides those of billiard.
+LEAVING = "superfetch-leaving"  # (pid,): it reads no more jobs
+NOT_STARTED = "superfetch-not-started"  # (pid, number of the pool's job): it came too late
+
+
+class PoolProcess(asynpool.Worker):
+    """Celery's loop of a pool process, which sends two more messages to the worker.
+
+    It sends ``LEAVING`` before the result of its last job, so that the worker gives it no other: if
+    the worker learned that later, the next job would wait in the pipe of a process that ends, until
+    its deadline has passed. It never sends ``LEAVING`` between the receipt of a job and its
+    acceptance: the worker takes back what a leaving process has not accepted, and the job would run
+    twice.
+
+    It sends ``NOT_STARTED`` for a job that it receives after the job's deadline: billiard would
+    count a run, and a process with ``max_tasks_per_child`` of 1 would end without having run a job.
+    """
+
+    _received = 0
+    _is_leaving = False
+
+    def _make_child_methods(self, *args: Any, **options: Any) -> None:
+        super()._make_child_methods(*args, **options)
+        receive = self.wait_for_job
+        self.wait_for_job: Callable[[], Any] = self._only_in_time(receive)
+
+    def _only_in_time(self, receive: Callable[[], Any]) -> Callable[[], Any]:
+        """Make what billiard calls for its next job: None if it shall ask again."""
+        pid = os.getpid()
+
+        def receive_in_time() -> Any:
+            message = receive()
+            if not message:
+                return message
+            _, (number, _, target, args, _) = message
+            is_ours = target is run_and_pack and args[0] is run_until
+            if is_ours and args[1] <= clock():
+                self.outq.put((NOT_STARTED, (pid, number)))
+                return None
+            self._received += 1
+            return message
+
+        return receive_in_time
+
+    def prepare_result(self, result: Any) -> Any:
+        # billiard looks at both limits after it has sent the result. ``mem_rss`` is a maximum: it
+        # is no smaller then.
+        limit = self.max_memory_per_child
+        if self._received == self.maxtasks or (limit and mem_rss() > limit):
+            self._say_leaving()
+        return super().prepare_result(result)
+
+    def _ensure_messages_consumed(self, *args: Any, **options: Any) -> Any:
+        """Called once the loop has ended, for whatever reason."""
+        self._say_leaving()
+        return super()._ensure_messages_consumed(*args, **options)
+
+    def _say_leaving(self) -> None:
+        if not self._is_leaving:
+            self._is_leaving = True
+            self.outq.put((LEAVING, (os.getpid(),)))
+
+
+def report_from_processes(pool: Any) -> None:
+    """Have a pool that has not started run ``PoolProcess`` in its processes. A pool whose processes
+    have a loop of the user's own keeps it."""
+    processes: Any = getattr(pool, "Pool", None)
+    if getattr(processes, "Worker", None) is asynpool.Worker:
+        pool.Pool = type(processes.__name__, (processes,), {"Worker": PoolProcess})

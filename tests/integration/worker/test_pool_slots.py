@@ -1,0 +1,234 @@
+"""Which process of a pool may get a job, by a real pool of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.pool import LaxBoundedSemaphore
+from celery.concurrency.asynpool import AsynPool
+from kombu.asynchronous import Hub
+
+from celery_superfetch.model.permit import clock
+from celery_superfetch.worker.handover import run_until
+from celery_superfetch.worker.outcomes import TooLate, run_and_pack
+from celery_superfetch.worker.pool_process import PoolProcess
+from celery_superfetch.worker.pool_slots import PoolSlots
+from support.waiting import eventually
+
+CLAIM = ("", "", "", 0)  # none that could hand on a step
+
+
+class Request:
+    """What the pool tells of one job."""
+
+    delivery = "one of ours"
+
+    def __init__(self) -> None:
+        self.accepted_by = self.ended_by = 0
+        self.is_returned = False
+        self.at_end: Any = None
+        self.on_end: Callable[[], Any] = lambda: None
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        self.accepted_by = pid
+
+    def on_success(self, outcome: Any) -> None:
+        if isinstance(outcome, TooLate):
+            self.is_returned = True
+        else:
+            self.ended_by, self.at_end = outcome, self.on_end()
+
+
+class Processes(AsynPool):
+    Worker = PoolProcess
+
+
+class Bench:
+    """A pool, its slots, and an event loop that turns as long as a test waits."""
+
+    def __init__(self, size: int = 2, **options: Any) -> None:
+        self.hub = Hub()
+        self.pool: Any = Processes(
+            size, threads=False, semaphore=LaxBoundedSemaphore(size), **options
+        )
+        self.freed: list[int] = []
+        outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)
+        self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count))
+        self.shrink, self.flush = outer.shrink, outer.flush
+        self.pool.register_with_event_loop(self.hub)
+        self._loop = self.hub.create_loop()
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        def turn() -> Any:
+            self.hub.call_soon(lambda: None)  # do not sleep
+            next(self._loop)
+            return condition()
+
+        return eventually(turn)
+
+    def up(self) -> Bench:
+        self.until(lambda: self.slots.idle_count == self.pool._processes)
+        return self
+
+    def send(self, *call: Any, late: bool = False) -> Request:
+        request = Request()
+        due = clock() + (-1 if late else 60)
+        self.pool.apply_async(
+            run_and_pack,
+            (run_until, due, CLAIM, *(call or (os.getpid,))),
+            accept_callback=request.on_accepted,
+            callback=request.on_success,
+        )
+        return request
+
+    def job_of(self, request: Request) -> Any:
+        [job] = [j for j in self.pool._cache.values() if j._callback == request.on_success]
+        return job
+
+    def pids(self) -> set[int]:
+        return {process.pid for process in self.pool._pool}
+
+    def stop(self, *pids: int) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        for process in self.pool._pool:
+            os.kill(process.pid, signal.SIGKILL)
+        self.pool._state = 1
+        self.hub.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(*args: Any, **options: Any) -> Bench:
+        benches.append(Bench(*args, **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        bench.close()
+
+
+def wait_for(path: Path) -> None:
+    while path.exists():
+        time.sleep(0.01)
+
+
+def test_a_process_that_loads_is_no_slot(start, tmp_path):
+    loading = tmp_path / "loading"
+    loading.touch()
+    bench = start(initializer=wait_for, initargs=(loading,))
+    assert bench.slots.idle_count == 0
+    loading.unlink()
+    bench.up()
+    assert bench.freed == [1, 2], "the gate hears of each"
+
+
+def test_a_job_that_is_not_begun_is_no_task_of_its_process(start):
+    bench = start(1, maxtasksperchild=1).up()
+    [pid] = bench.pids()
+    late = bench.send(late=True)
+    bench.until(lambda: late.is_returned)
+    assert not late.accepted_by
+    assert not bench.pool._cache
+    bench.up()
+    in_time = bench.send()
+    bench.until(lambda: in_time.ended_by)
+    assert in_time.ended_by == pid
+
+
+@pytest.mark.parametrize("limit", [{"maxtasksperchild": 1}, {"max_memory_per_child": 1}], ids=str)
+def test_the_last_result_of_a_process_finds_it_closed(start, limit):
+    """Else the next job is written into its pipe: it is given away at that moment."""
+    bench = start(1, **limit).up()
+    request = bench.send()
+    request.on_end = lambda: bench.slots.idle_count
+    bench.until(lambda: request.ended_by)
+    assert request.at_end == 0
+    bench.until(lambda: bench.pids() - {request.ended_by})
+    assert not request.is_returned
+
+
+def test_a_pool_shrinks_by_a_process_that_was_given_no_job(start):
+    bench = start(2).up()
+    bench.stop(*bench.pids())
+    request = bench.send()
+    bench.until(lambda: bench.job_of(request)._write_to)
+    given = bench.job_of(request)._write_to.pid
+    bench.shrink(1)
+    with pytest.raises(ValueError, match="each of its processes has a job"):
+        bench.shrink(1)
+    for pid in bench.pids():
+        os.kill(pid, signal.SIGCONT)
+    bench.until(lambda: request.ended_by)
+    assert request.ended_by == given
+    bench.until(lambda: bench.pids() == {given})
+
+
+def test_a_pool_that_has_a_process_to_come_shrinks_by_that(start):
+    bench = start(2).up()
+    pids = bench.pids()
+    bench.pool.grow(1)
+    bench.shrink(1)
+    bench.pool.maintain_pool()
+    assert bench.pids() == pids
+    assert bench.slots.idle_count == 2
+
+
+def test_a_process_that_ends_is_not_ended_twice(start):
+    """Celery counted it twice, and the pool kept a process too many."""
+    bench = start(3).up()
+    bench.shrink(1)
+    bench.shrink(1)
+    bench.until(lambda: len(bench.pids()) == 1)
+    assert bench.slots.idle_count == 1
+
+
+def test_a_job_that_a_leaving_process_will_not_read_comes_back_and_is_in_no_pipe(start):
+    bench = start(1).up()
+    [pid] = bench.pids()
+    bench.stop(pid)
+    large = bench.send(len, b"x" * 1_000_000)  # more than a pipe has room for
+    bench.until(lambda: bench.job_of(large)._write_to)
+    bench.slots._on_leaving(pid)
+    assert large.is_returned
+    assert bench.slots.idle_count == 0
+    os.kill(pid, signal.SIGKILL)
+    bench.until(lambda: bench.pids() and pid not in bench.pids())
+    bench.up()
+    again = bench.send()
+    bench.until(lambda: again.ended_by)
+    assert not bench.pool._cache
+
+
+def test_a_job_whose_process_died_before_it_began_comes_back(start):
+    bench = start(1).up()
+    [pid] = bench.pids()
+    bench.stop(pid)
+    request = bench.send()
+    bench.until(lambda: bench.job_of(request)._write_to)
+    os.kill(pid, signal.SIGKILL)
+    bench.until(lambda: request.is_returned)
+    bench.up()
+
+
+def test_a_process_that_runs_a_job_is_no_slot_after_a_lost_connection(start, tmp_path):
+    """Celery 5.5 forgets that: the next job waited in its pipe."""
+    held = tmp_path / "held"
+    held.touch()
+    bench = start(2).up()
+    request = bench.send(wait_for, held)
+    bench.until(lambda: request.accepted_by)
+    bench.flush()
+    assert bench.slots.idle_count == 1
+    held.unlink()
