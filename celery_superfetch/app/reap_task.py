@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 from celery.exceptions import QueueNotFound
 from celery.utils.log import get_logger
 
 from ..model.config import REAP_TASK
 from .broker import client_of, database_of
+from .quiet_trace import QuietTask
 
 logger = get_logger(__name__)
 
@@ -22,7 +23,7 @@ WAITS = 3600  # seconds for which one that got lost holds off the next
 ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
 
 
-class ReapTask(Task):
+class ReapTask(QuietTask):
     """A task that is sent where there is something to do, and that waits once at most."""
 
     _last_tick = 0  # of the beat in this process

@@ -116,7 +116,9 @@ class Config:
 
 def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """Those options that are ours; ConfigError: another has nearly the name of one of these, or of
-    one that is ``known``."""
+    one that is ``known``, or is kombu's and leaves a queue without a list."""
+    if "priority_steps" in options:
+        _check_priority_steps(options["priority_steps"])
     valid = {*OPTIONS, *known}
     for name in options:
         if name not in valid:
@@ -125,6 +127,17 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
             if nearest := difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=NEAR):
                 raise ConfigError(f"unknown option {name!r}; did you mean {nearest[0]!r}?")
     return {name: value for name, value in options.items() if name in OPTIONS}
+
+
+def _check_priority_steps(steps: Any) -> None:
+    """Refuse steps of which kombu makes no list: to publish would be an IndexError, and a worker
+    would consume nothing without a word (ConfigError)."""
+    is_list = isinstance(steps, (list, tuple, range))
+    if not is_list or not steps or not all(type(step) is int for step in steps):
+        raise ConfigError(
+            "option 'priority_steps' must be a list of at least one whole number, such as "
+            f"[0, 3, 6, 9], or [0] for queues without priorities, it is {steps!r}"
+        )
 
 
 def check(options: Mapping[str, Any]) -> None:

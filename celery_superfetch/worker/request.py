@@ -231,6 +231,8 @@ class CountedRequest(Request):
         try:
             if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
                 self._killed = True
+            # As Celery does: else monitors see the job received twice, and nothing in between.
+            self.send_event("task-rejected", requeue=not self._killed)
         except Exception:
             logger.exception(
                 "Job %s lost its run (%s) and could not be given back: it stays in this worker's "

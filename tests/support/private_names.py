@@ -209,6 +209,7 @@ celery
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
         utils.dispatch.signal:Signal.receivers
     know who chose that a task acks early: app.task:Task.bind~__bound__
+    run a task without its signals: app.task:Task.__trace__ app.trace:trace_ok_t
 kombu
     connect from the app's own pool: connection:Connection._info(resolve=)
     let greenlets run while it waits for the broker: utils.functional:sleep

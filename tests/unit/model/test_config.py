@@ -47,6 +47,17 @@ def test_a_port_is_one():
         Config(metrics_port=99999)
 
 
+@pytest.mark.parametrize("steps", [[], (), None, 3, "0369", ["0"], [0, None], [True]], ids=repr)
+def test_steps_of_which_there_is_no_list_are_refused(steps):
+    with pytest.raises(ConfigError, match="'priority_steps' must be a list of at least one whole"):
+        Config.from_options({"priority_steps": steps})
+
+
+@pytest.mark.parametrize("steps", [[0], (0, 5), range(10), [0, 3, 6, 9]], ids=repr)
+def test_steps_as_kombu_takes_them_are_kept(steps):
+    assert Config.from_options({"priority_steps": steps}) == Config()
+
+
 def test_what_becomes_of_unknown_tasks_is_one_of_two():
     assert Config().unknown_tasks == "requeue"
     with pytest.raises(ConfigError, match="must be one of 'requeue', 'discard', it is 'dead'"):

@@ -1,0 +1,44 @@
+"""Runs a task of this package without the signals by which users hear of their own tasks."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+from celery.utils.log import get_logger
+
+logger = get_logger(__name__)
+
+
+class QuietTask(Task):
+    """A task whose runs send no ``task_prerun``, ``task_postrun``, ``task_success`` and
+    ``task_failure``: receivers of these open database connections, count and trace. It has no
+    result, no retry and no callbacks; ``apply()``, called by hand, is Celery's."""
+
+    @property
+    def __trace__(self) -> Any:
+        """What Celery calls in a pool to run the task."""
+        return self._run_quietly
+
+    @__trace__.setter
+    def __trace__(self, tracer: Any) -> None:
+        """Celery's own tracer, of which each process makes one: it would send the signals."""
+
+    def _run_quietly(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
+        """Run the task. An error is logged: the next run, in some seconds, is another try."""
+        from celery.app.trace import trace_ok_t  # a producer that knows the task need not load it
+
+        started, text = monotonic(), ""
+        context = Context(request or {}, args=args, called_directly=False, kwargs=kwargs)
+        self.request_stack.push(context)
+        try:
+            text = repr(self.run(*args, **kwargs))
+            took = monotonic() - started
+            logger.debug("Task %s[%s] succeeded in %ss: %s", self.name, uuid, took, text)
+        except Exception:
+            logger.exception("Task %s[%s] failed; beat sends the next.", self.name, uuid)
+        finally:
+            self.request_stack.pop()
+        return trace_ok_t(None, None, monotonic() - started, text)
