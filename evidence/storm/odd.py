@@ -21,9 +21,9 @@ class NothingFormats(Exception):
     __repr__ = __str__
 
 
-class ReprExits(MemoryError):
+class ReprRaises(MemoryError):
     def __repr__(self) -> str:
-        raise SystemExit("no repr")
+        raise RuntimeError("no repr")
 
     __str__ = __repr__
 
@@ -67,7 +67,7 @@ FORGOTTEN = ("PENDING", "FAILURE")
 ODD: dict[str, tuple[Callable[[], BaseException], tuple[str, ...]]] = {
     "str raises": (StrRaises, FAILS),
     "nothing formats": (NothingFormats, FAILS),
-    "repr exits": (ReprExits, FAILS),
+    "repr of no memory raises": (ReprRaises, FAILS),
     "cannot be pickled": (HoldsALock, FAILS),
     "cannot be unpickled": (lambda: NeedsTwo("one", "two"), FAILS),
     "bool raises": (NoTruth, FAILS),
