@@ -14,7 +14,7 @@ from .fleet import PLACES, Fleet
 
 #: Processes by which a pool grows, how often, seconds until it shrinks (and grows) again, and for
 #: an answer to either.
-GROWTH, TIMES, GROWN, ANSWER = 2, 3, (0.3, 2.0), 1.0
+GROWTH, TIMES, GROWN, ANSWER = 2, 3, (0.3, 2.0), 3.0
 #: The place of the pool: the one of processes that has no size or end of its own.
 [PLACE] = [name for name, spec in PLACES.items() if spec.pool == "prefork" and not spec.arguments]
 
