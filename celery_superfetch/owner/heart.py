@@ -73,6 +73,9 @@ class Heart:
         self.blocking: set[int] = set()  # ids of connections that are cut when it is reaped
         #: Set (by a signal handler, too) once the process is to stop: it claims and starts no more.
         self.stopping = False
+        #: Set if an error of its own is why it stops: the jobs that it still runs at its end are
+        #: to blame, as after any death.
+        self.failing = False
         #: A state -> what says it, and that this owner lives, as it is sent. It asks nobody.
         self.pulse: Callable[[str], bytes]
         #: The loop is watched as other owners are: by looks that came in time.
@@ -247,7 +250,7 @@ class Heart:
 
     @property
     def state(self) -> str:
-        if self.stopping:
+        if self.stopping and not self.failing:
             return "stopping"
         return HUNG if self._hung_at else "running"
 

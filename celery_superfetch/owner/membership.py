@@ -88,7 +88,7 @@ class Membership:
                 return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
-                self.heart.stopping = False  # it left, and comes back
+                self.heart.stopping = self.heart.failing = False  # it left, and comes back
             self._by_heart(partial(self.heart.register, new, unused=self._unused()))
             if self._heartbeats is None:
                 self._heartbeats = Heartbeats(self.heart)
@@ -197,7 +197,10 @@ class Membership:
 
         def settle() -> None:
             self._settle()
-            self.in_flight.requeue_all()
+            if not self.heart.failing:
+                self.in_flight.requeue_all()
+            elif self.in_flight.requeue_idle():
+                return  # still registered: a peer finds this process gone, and strikes what it ran
             self._users.clear()
             self._end(tombstone=0)
 

@@ -57,6 +57,15 @@ class Owner(Membership):
     def stopping(self, stopping: bool) -> None:
         self.heart.stopping = stopping
 
+    @property
+    def failing(self) -> bool:
+        """Whether the process stops because of an error of its own."""
+        return self.heart.failing
+
+    @failing.setter
+    def failing(self, failing: bool) -> None:
+        self.heart.failing = failing
+
     # -- what others ask of it
 
     def claims_of(self, name: str) -> dict[str, Job]:

@@ -9,6 +9,7 @@ replaced by a plain one of Celery's or Python's own.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ def run_and_pack(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except (SystemExit, KeyboardInterrupt) as error:
         if type(error) in ENDING and is_harmless(error):
             raise
-        raise SystemExit(message_of(error)) from None
+        sys.exit(message_of(error))  # billiard's, which sends the latest status of any exit
     except BaseException as error:
         if _told_to_end():  # the job was cut short, and what it raised then is no outcome
             raise

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from celery.utils.log import get_logger
+
 from ..model import forks
+from ..model.foreign import describe
+
+logger = get_logger(__name__)
 
 AGAIN = 0.05  # seconds between two tries of a pool to fork, and two looks at a child that ends
 LOOKS = 100  # then it is Celery's turn, which looks each 5 s
@@ -88,11 +97,28 @@ def read_on(pool: Any) -> None:
         child = results.fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
         if whose is not child or message.gi_frame is None:  # there is none, or it was read
-            message = begin(add_reader, fd, callback)
+            message = begin(add_reader, fd, callback, load=partial(unpickle_or_end, child))
             reading[fd] = child, message
         return message
 
     results._recv_message = begin_or_go_on
+
+
+def unpickle_or_end(child: Any, stream: Any) -> Any:
+    """Return what a pool process has sent; None if it cannot be unpickled. Then the process is
+    killed, since that may have been the result of its job: the job is recovered with a strike."""
+    try:
+        return pickle.load(stream)
+    except (Exception, SystemExit) as error:  # else it would end the worker
+        logger.error(
+            "A pool process sent what cannot be unpickled, and is killed (pid=%d): %s. The job "
+            "that it ran is recovered with a strike.",
+            child.pid,
+            describe(error),
+        )
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        return None
 
 
 def hear_the_dead(pool: Any) -> None:

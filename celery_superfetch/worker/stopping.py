@@ -68,8 +68,12 @@ class Stopper(threading.Thread):
                 with forks.kept_off():
                     self.requeue_waiting()
 
-    def say_so(self) -> None:
-        """Mark its owners as stopping; safe in a signal handler, since it only sets flags."""
+    def say_so(self, failing: bool = False) -> None:
+        """Mark its owners as stopping, and as ``failing`` by an error of their own; safe in a
+        signal handler, since it only sets flags."""
+        if failing:
+            for owner in owners_of(self.worker):
+                owner.failing = True
         self._told = self._mark(True)
 
     def _mark(self, stopping: bool) -> bool:

@@ -47,6 +47,7 @@ def test_what_a_task_raises_is_its_failure_and_costs_no_slot(worker, app, ledger
         sent[kind] = app.send_task("untrusted.raises", (kind, kind)).id
     retried = app.send_task("untrusted.retries", ("retried",)).id
     returned = app.send_task("untrusted.returns", ("returned",)).id
+    exited = app.send_task("untrusted.exits", ("exited",)).id
     send_good(app)
     eventually(lambda: set(GOOD) <= set(ledger.finishes()), within=60, message=one.tail())
     eventually(lambda: is_quiet(db), within=60)
@@ -62,17 +63,34 @@ def test_what_a_task_raises_is_its_failure_and_costs_no_slot(worker, app, ledger
             assert len(dead.pop(sent[kind])) < 600, kind
         else:
             assert (runs[kind], result["status"] in end) == (1, True), (kind, result)
-    assert not dead
+    assert dead.keys() == {exited}
+    assert runs["exited"] == 3
     assert (result_of(db, retried)["status"], runs["retried"]) == ("SUCCESS", 2)
     assert runs["returned"] == 1
     assert result_of(db, returned)["status"] == "FAILURE", "no serializer takes it"
 
 
-@pytest.mark.parametrize("kind", ["reject: cannot be unpickled", "ignore: cannot be unpickled"])
-def test_the_control_a_reason_as_it_is_ends_the_worker(worker, app, ledger, kind):
-    one = worker(app="untrusted", env={"WITHOUT": "plain_outcomes"})
+BAD_REASONS = ["reject: cannot be unpickled", "ignore: cannot be unpickled"]
+
+
+@pytest.mark.parametrize("kind", BAD_REASONS)
+def test_the_control_a_reason_as_it_is_ends_the_worker(worker, app, kind):
+    one = worker(app="untrusted", env={"WITHOUT": "plain_outcomes,bad_messages"})
     app.send_task("untrusted.raises", (kind, kind))
     one.wait_log("Unrecoverable error")
+
+
+def test_what_a_pool_process_sends_in_vain_ends_that_process_alone(worker, app, shop, ledger, db):
+    """The second line of defence, where a result comes as it is after all."""
+    one = worker(app="untrusted", env={"WITHOUT": "plain_outcomes"})
+    for kind in BAD_REASONS:
+        app.send_task("untrusted.raises", (kind, kind))
+    eventually(lambda: len(db.dead()) == len(BAD_REASONS))
+    assert ledger.runs() == dict.fromkeys(BAD_REASONS, 3)
+    shop.ran("good")
+    eventually(lambda: is_quiet(db))
+    assert one.alive()
+    assert one.log().count("cannot be unpickled, and is killed") == 3 * len(BAD_REASONS)
 
 
 @pytest.mark.parametrize("pool", POOLS)

@@ -255,7 +255,7 @@ celery .
     replace pipes with a job in them: _pool._process_cleanup_queues(proc) _pool._queues.get(q)
         _pool._find_worker_queues(proc) _pool.create_process_queues()
     shrink without harm: shrink(n)
-    read results on: _pool._result_handler._recv_message(add_reader,fd,callback)
+    read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
         _pool._result_handler.fileno_to_outq.__getitem__(fd)
     forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
         _pool._fileno_to_outq.__getitem__(fd) _pool._fileno_to_synq.__getitem__(fd)

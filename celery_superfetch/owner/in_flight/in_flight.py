@@ -144,6 +144,12 @@ class InFlight(Outbox):
                 self.end(job)
             self.requeue(reversed(list(self.jobs)))
 
+    def requeue_idle(self) -> int:
+        """Requeue all that does not run, newest claims first; returns how many jobs do."""
+        with self.lock:
+            self.requeue(reversed(list(self.jobs)))
+            return sum(map(self.jobs.runs, self.jobs))
+
     def lose(self, job: Job) -> None:
         self.drop(job)
         self.announce(job)

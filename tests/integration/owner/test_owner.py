@@ -182,6 +182,23 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member, bench):
     assert bench.private(member.name) == []
 
 
+def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(member, bench):
+    """Else nobody would be to blame."""
+    bench.push("mail", payload(1), payload(2))
+    running, idle = member.claim(["mail"], 2, 1).jobs
+    assert member.in_flight.begin(running.job)
+    member.stopping = member.failing = True
+    member.heartbeat()
+    assert bench.facts(member).state == "running"
+    member.leave_for_good()
+    assert bench.queue() == [idle.job.payload]
+    assert bench.private(member.name) == [running.job.payload]
+    assert set(bench.registry.owners()) == {member.name}
+    member.in_flight.ack(running)
+    member.leave_for_good()
+    assert bench.registry.owners() == {}
+
+
 def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(make, bench):
     member = make(heartbeat_interval=30)  # its heart does not learn of it first
     member.join(1, {"mail": 0})

@@ -88,6 +88,16 @@ def unsettled() -> None:
     strategy.create_request_cls = partial(make, task_ready=ready_or_not)
 
 
+def own_errors() -> None:
+    """The worker's loop raises an error of its own while a job named "poison" runs."""
+
+    def fail() -> None:
+        if any([*request.args] == ["poison"] for request in list(state.active_requests)):
+            raise RuntimeError("the loop fails")
+
+    worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(fail), weak=False)
+
+
 def slow_results() -> None:
     """The pool's children send the two parts of a large result far apart."""
     send = Connection._send

@@ -3,18 +3,26 @@ request class that raises while its jobs are settled."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NoReturn
 
 from celery.worker.request import Request
 
 from support.apps.shop import app, ledger
-from support.workers.untrusted import RAISED, OnlyInChild, Unprintable, Unreadable
+from support.workers.untrusted import RAISED, OneWay, OnlyInChild, Unprintable, Unreadable
 
 
 @app.task(name="untrusted.raises", shared=False)
 def raises(kind: str, job: str) -> NoReturn:
     ledger().started(job)
     raise RAISED[kind][0]()
+
+
+@app.task(name="untrusted.exits", shared=False)
+def exits(job: str) -> NoReturn:
+    """What billiard has for this sends the status to the worker."""
+    ledger().started(job)
+    sys.exit(OneWay())
 
 
 @app.task(name="untrusted.retries", shared=False, bind=True, max_retries=1)

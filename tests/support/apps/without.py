@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -305,6 +306,20 @@ def _as_it_is(run: Any, *args: Any, **kwargs: Any) -> Any:
 def plain_outcomes() -> None:
     """What a task raises comes to the worker as it is."""
     before_the_pool.run_and_pack = before_the_pool.run_and_check = _as_it_is
+
+
+def own_errors() -> None:
+    """A worker that ends by an error of its own is as one that was told to stop."""
+    steps.fails_by_itself = lambda worker: False
+
+
+def _unpickle(child: Any, stream: Any) -> Any:
+    return pickle.load(stream)
+
+
+def bad_messages() -> None:
+    """What a pool process sends and nobody can unpickle ends the worker."""
+    prefork.unpickle_or_end = _unpickle
 
 
 def freed_slots() -> None:
