@@ -7,7 +7,7 @@ from redis import Redis
 
 from ..model.process import ProcessImage
 from ..owner.owner import Owner
-from ..reaper.reaper import Reaper
+from ..reaper.reaper import Reaper, Steps, finish
 from ..reaper.report import Report
 from ..store.queues import Queues
 from .broker import database_of
@@ -29,8 +29,13 @@ def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
 
 def scheduled_pass(reaper: Reaper, by: str) -> Report:
     """One pass unless another had its turn in this interval, whoever ran it."""
+    return finish(scheduled_pass_in_steps(reaper, by))
+
+
+def scheduled_pass_in_steps(reaper: Reaper, by: str) -> Steps[Report]:
+    """As ``scheduled_pass``, a batch of jobs in each step."""
     turn = reaper.database.take_turn("all", reaper.config.reap_interval)
-    report = reaper.reap() if turn else Report(ran=False)
+    report = (yield from reaper.reap_in_steps()) if turn else Report(ran=False)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
             note(reaper, report, by)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection
-from itertools import groupby
+from collections.abc import Collection, Generator
+from itertools import groupby, islice
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -40,6 +40,21 @@ TOMBSTONE = 60.0  # seconds its lists are drained again: the frozen may wait in 
 BATCH, ROOM = 50, 256 * 1024
 NAMED = 10  # jobs that a pass names of each owner
 
+T = TypeVar("T")
+
+#: Something that takes long, in steps of one batch: between two steps its caller may do other work.
+Steps = Generator[None, None, T]
+
+
+def finish(steps: Steps[T]) -> T:
+    """Take all steps that are left; return what they lead to."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
 
 class Reaper(Structure):
     """Finds dead owners and empties their private lists; has no loop and no thread. Without a
@@ -70,10 +85,18 @@ class Reaper(Structure):
         #: That are not in the history yet: a server over its memory limit takes them later.
         self.deaths: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MOST)
         self._next_housekeeping = 0.0
+        self._draining: set[str] = set()  # owners that a pass of this reaper is at
 
     def reap(self, only: Collection[str] | None = None, *, dry_run: bool = False) -> Report:
         """One pass; raises only where the registry cannot be read at all. ``only``: some owners,
         else all; ``dry_run``: change nothing."""
+        return finish(self.reap_in_steps(only, dry_run=dry_run))
+
+    def reap_in_steps(
+        self, only: Collection[str] | None = None, *, dry_run: bool = False
+    ) -> Steps[Report]:
+        """Make one pass, as ``reap``, a batch of jobs in each step. If it is not finished, the next
+        pass of another reaper drains what is left, since its owner is marked."""
         started, report = monotonic(), Report(dry_run=dry_run)
         verdicts = judge_all(self.registry, self.silence, only, report.surviving)
         report.owners = len(verdicts)
@@ -83,14 +106,14 @@ class Reaper(Structure):
                 self.first_schema.meet(facts)
             else:
                 with report.surviving(f"owner {facts.owner}"):
-                    if death := self._reap_owner(facts, score, verdict, report):
+                    if death := (yield from self._reap_owner(facts, score, verdict, report)):
                         self.deaths.append((monotonic(), death))
         if self.deaths:
             with report.surviving("the history of deaths"):
                 self.history.died(self.deaths)
                 self.deaths.clear()
         if not dry_run and only is None:
-            self._drain_tombstones(report)
+            yield from self._drain_tombstones(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
                 self._next_housekeeping = started + 6 * self.config.reap_interval
                 with report.surviving("the dead set"):
@@ -119,7 +142,7 @@ class Reaper(Structure):
 
     def _reap_owner(
         self, facts: Facts, score: int, reason: Reason, report: Report
-    ) -> dict[str, Any] | None:
+    ) -> Steps[dict[str, Any] | None]:
         """What the history of deaths has of it; None where nobody died."""
         owner, host = facts.owner, facts.process.host
         if report.dry_run:
@@ -132,7 +155,7 @@ class Reaper(Structure):
             return None
         report.dead[owner] = reason
         before = report.recovered, report.killed
-        titles = self.drain(marked, reason.value, report)
+        titles = yield from self.drain_in_steps(marked, reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]
         taken = recovered + killed
         suffix = f" and {taken - len(titles)} more" if taken > len(titles) else ""
@@ -145,7 +168,7 @@ class Reaper(Structure):
         owner_reaped.send(sender=self.sender, reaped=reaped)
         return {**reaped._asdict(), "node": facts.node, "state": facts.state, "heard": score}
 
-    def _drain_tombstones(self, report: Report) -> None:
+    def _drain_tombstones(self, report: Report) -> Steps[None]:
         """Once more: what landed late, and what a crashed reaper left."""
         tombstones = self.registry.tombstones()
         if not tombstones:
@@ -153,16 +176,29 @@ class Reaper(Structure):
         now, holdings = self.database.server_time(), Holdings(self.database)
         held = holdings.of([*tombstones])
         for owner, facts in self.registry.facts(tombstones).items():
+            if owner in self._draining:
+                continue
             with report.surviving(f"tombstone of {owner}"):
                 full = held[owner].in_flight
                 if full or facts.schema != SCHEMA:
-                    self.drain(facts, "its owner was reaped", report)
+                    yield from self.drain_in_steps(facts, "its owner was reaped", report)
                     full = holdings.of([owner])[owner].in_flight
                 if now > tombstones[owner] and not full:
                     self.registry.drop_tombstone(owner)
 
     def drain(self, facts: Facts, reason: str, report: Report) -> list[str]:
         """Empty the lists of an owner that is marked reaped; titles of the first few jobs."""
+        return finish(self.drain_in_steps(facts, reason, report))
+
+    def drain_in_steps(self, facts: Facts, reason: str, report: Report) -> Steps[list[str]]:
+        """As ``drain``, a batch of jobs in each step."""
+        self._draining.add(facts.owner)
+        try:
+            return (yield from self._drain(facts, reason, report))
+        finally:
+            self._draining.discard(facts.owner)
+
+    def _drain(self, facts: Facts, reason: str, report: Report) -> Steps[list[str]]:
         owner, titles = facts.owner, list[str]()
         with report.surviving(f"what {owner} kept in the form of schema 1"):
             report.recovered += self.first_schema.requeue(facts).total()
@@ -172,7 +208,7 @@ class Reaper(Structure):
         running = Running(held.running, excused=excused, at_death=facts.ran)
         for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
             with report.surviving(f"private list of {owner} for {queue_list}"):
-                self._drain_list(facts, [*claims], running, reason, titles, report)
+                yield from self._drain_list(facts, [*claims], running, reason, titles, report)
         if held.claims:  # a frozen process that still waits may have got one of them at once
             self._unland(facts, report)
         return titles
@@ -189,11 +225,13 @@ class Reaper(Structure):
         reason: str,
         titles: list[str],
         report: Report,
-    ) -> None:
+    ) -> Steps[None]:
         """Newest first, each to the front of the queue: the old order is the new one."""
-        while claims:
-            jobs, seen = self.lists.jobs(facts.owner, claims[:BATCH], ROOM)
-            claims = claims[seen:]
+        left = deque(claims)
+        while left:
+            jobs, seen = self.lists.jobs(facts.owner, [*islice(left, BATCH)], ROOM)
+            for _ in range(seen):
+                left.popleft()
             if not jobs:
                 continue
             with forks.kept_off():  # the app's tasks are asked for their limits
@@ -204,7 +242,8 @@ class Reaper(Structure):
             # somebody else counts them: the next pass tries again.
             again = [result.recovery.job for result in outcomes if result.answer == b"recounted"]
             if len(again) < len(jobs):
-                claims = [*(job.claim_id for job in again), *claims]
+                left.extendleft(job.claim_id for job in reversed(again))
+            yield
 
     def _settle(
         self, jobs: list[Job], running: Running, facts: Facts, reason: str, report: Report

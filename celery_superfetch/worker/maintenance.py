@@ -1,8 +1,10 @@
-"""The maintenance thread of a worker: looks at its host every second, and reaps."""
+"""Two threads of a worker: one looks at its host every second, and reaps; the other one moves
+scheduled jobs that are due to their queues."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 from functools import cache, partial
@@ -12,7 +14,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 from redis.exceptions import OutOfMemoryError, RedisError
 
-from ..app.reaper import reaper_of, scheduled_pass
+from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import forks
 from ..model.facts import Facts
 from ..model.job import digest
@@ -21,6 +23,7 @@ from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.here import owners_here
 from ..owner.owner import Owner
 from ..reaper.evidence import local_evidence
+from ..reaper.reaper import Steps
 from ..reaper.report import Report
 
 logger = get_logger(__name__)
@@ -30,6 +33,12 @@ LOOK_INTERVAL = 1.0  # seconds between two looks at this host's processes, which
 #: Processes that each worker looks at: one would do if all knew of the same neighbours and none
 #: could be frozen.
 LOOKS = 4
+
+#: Seconds for which passes go on before other duties have their turn: 100,000 jobs take many.
+PASS_TURN = 0.25
+
+#: Passes that are under way at once at most: each may wait for its turn behind all others.
+PASSES = 8
 
 MOST_STUCK = 100  # jobs of one owner that are told of as running for long
 
@@ -42,7 +51,9 @@ class MaintenanceThread(threading.Thread):
 
     def run(self) -> None:
         forks.mark_thread()
-        while not self.over.wait(LOOK_INTERVAL):
+        pause = LOOK_INTERVAL
+        while not self.over.wait(pause):
+            pause = LOOK_INTERVAL
             for owner in owners_here():
                 if not owner.name:
                     continue
@@ -51,6 +62,8 @@ class MaintenanceThread(threading.Thread):
                         rounds = self._rounds(owner)
                         owner.catch_up()
                     rounds.go(monotonic())
+                    if rounds.passes:
+                        pause = 0.0
                 except (RedisError, OSError) as exc:
                     logger.warning(
                         "Maintenance could not ask the broker (%s). This worker finds no dead ones "
@@ -65,17 +78,46 @@ class MaintenanceThread(threading.Thread):
                     )
 
 
+class ReleaseThread(threading.Thread):
+    """Moves scheduled jobs that are due to their queues, once a second. It is a thread of its own:
+    otherwise they waited for a long pass, or for a receiver of a signal that is slow."""
+
+    def __init__(self) -> None:
+        super().__init__(name="superfetch-release", daemon=True)
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        forks.mark_thread()
+        while not self.over.wait(LOOK_INTERVAL):
+            for owner in owners_here():
+                if not owner.name:
+                    continue
+                try:
+                    owner.release_due()
+                except (RedisError, OSError) as exc:  # maintenance names it at WARNING
+                    logger.debug("Scheduled jobs could not be released: %s.", exc)
+                except Exception:
+                    logger.exception(
+                        "Scheduled jobs could not be released by this worker; it tries again in "
+                        "%g s. If that repeats, they wait for other workers and for beat: restart "
+                        "it, and report the error.",
+                        LOOK_INTERVAL,
+                    )
+
+
 class Rounds:
+    """The duties of one owner, round after round; its passes go on for a moment in each."""
+
     def __init__(self, app: Celery, owner: Owner) -> None:
         self.owner = owner
         self.reaper = reaper_of(app, owner.client, owner)
         self._facts: dict[str, Facts] = {}
         self._next_pass = self._next_count = 0.0
         self._next_look: dict[str, float] = {}
+        self.passes: deque[Steps[Report]] = deque()  # those under way, the next in turn first
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
-        self.owner.release_due()
         self.note_stuck()
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
@@ -84,7 +126,8 @@ class Rounds:
             self._reap(silent, "remote")
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
-            self.note(scheduled_pass(self.reaper, self.owner.facts.node))
+            self._begin(scheduled_pass_in_steps(self.reaper, self.owner.facts.node))
+        self._go_on(monotonic() + PASS_TURN)
         # Last: what is only counted keeps nobody's jobs waiting, where a full server refuses it.
         if now >= self._next_count and self.owner.runner.run_counts:
             self._next_count = now + self.reaper.config.heartbeat_interval
@@ -106,7 +149,24 @@ class Rounds:
 
     def _reap(self, owners: Collection[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):
-            self.note(self.reaper.reap(owners))
+            self._begin(self.reaper.reap_in_steps(owners))
+
+    def _begin(self, steps: Steps[Report]) -> None:
+        if len(self.passes) < PASSES:
+            self.passes.append(steps)
+
+    def _go_on(self, until: float) -> None:
+        """Take steps of the passes in turn, one at least, until some time (monotonic s)."""
+        while self.passes:
+            steps = self.passes.popleft()  # one that raises is over
+            try:
+                next(steps)
+            except StopIteration as end:
+                self.note(end.value)
+            else:
+                self.passes.append(steps)
+            if monotonic() >= until:
+                return
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""

@@ -31,7 +31,7 @@ from ..transport.versions import check_versions
 from . import unreceivable
 from .control import call_revoked
 from .gate import Gate
-from .maintenance import MaintenanceThread, Rounds
+from .maintenance import MaintenanceThread, ReleaseThread, Rounds
 from .own_errors import fails_by_itself
 from .pool_process import report_from_processes
 from .request import use_our_request
@@ -59,6 +59,7 @@ class Maintenance(bootsteps.StartStopStep):
         read_all()
         self.pid = os.getpid()
         self.thread = MaintenanceThread(worker.app)
+        self.release_thread = ReleaseThread()
         self.stopper = Stopper(worker)
         self.metrics: Any = None  # their server, where ``metrics_port`` says so
         if worker.pool_cls.__module__ == EVENTLET:
@@ -96,6 +97,7 @@ class Maintenance(bootsteps.StartStopStep):
             limits.strikes(task)  # what makes no sense is said now, not at a death
         worker.superfetch_gate = Gate(worker)
         self.thread.start()
+        self.release_thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
         call_revoked()
@@ -121,6 +123,7 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         self.thread.over.set()
+        self.release_thread.over.set()
         if self.metrics is not None:
             self.metrics.shutdown()
             self.metrics.server_close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from time import monotonic
 
 import pytest
@@ -71,6 +72,7 @@ def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(beside, client)
     rounds._reap([dead.owner], "host")
     assert dead.owner in bench.registry.owners()
     rounds._reap([dead.owner], "remote")
+    rounds._go_on(inf)
     assert dead.owner not in bench.registry.owners()
     assert not bench.database.take_turn("remote", 60)
     eventually(lambda: bench.database.take_turn("remote", 60), 5)

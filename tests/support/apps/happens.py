@@ -32,7 +32,7 @@ from celery.worker.request import Request
 from celery_superfetch.model import process
 from celery_superfetch.owner.here import owners_here
 from celery_superfetch.owner.in_flight.outbox import Outbox
-from celery_superfetch.signals import ownership_lost
+from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
 from support.apps.build import STEP
@@ -271,3 +271,8 @@ def broken_handover() -> None:
 def no_looks() -> None:
     """The pool looks at its children when it is told that one has ended, and not each 5 s."""
     AsynPool.timers = {}
+
+
+def slow_recoveries() -> None:
+    """Whoever hears of a recovered job takes a moment over it."""
+    job_recovered.connect(lambda **_: time.sleep(0.01), weak=False)

@@ -30,11 +30,13 @@ from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
+from celery_superfetch.reaper.reaper import finish
 from celery_superfetch.store.wire import clients, connections, scripts
 from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
+from celery_superfetch.worker import maintenance as maintenance_of
 from celery_superfetch.worker import prefork, steps, unreceivable
 from celery_superfetch.worker.handover import Handover
 from celery_superfetch.worker.maintenance import MaintenanceThread
@@ -406,3 +408,16 @@ def ends_of_forked_children() -> None:
     """A process that a job forks may go on into the worker, and watches its parent's sockets."""
     before_the_pool.ending_forked_children = lambda args: contextlib.nullcontext()
     poller.Poller.leave_to_parent = lambda self: None
+
+
+def turns_of_their_own() -> None:
+    """Scheduled jobs, and other dead workers, wait until the pass under way has ended."""
+    go = maintenance_of.Rounds.go
+
+    def release_first(self: Any, now: float) -> None:
+        self.owner.release_due()
+        go(self, now)
+
+    maintenance_of.ReleaseThread.run = lambda self: None
+    maintenance_of.Rounds.go = release_first
+    maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
