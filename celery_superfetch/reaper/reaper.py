@@ -229,7 +229,8 @@ class Reaper(Structure):
         """Newest first, each to the front of the queue: the old order is the new one."""
         left = deque(claims)
         while left:
-            jobs, seen = self.lists.jobs(facts.owner, [*islice(left, BATCH)], ROOM)
+            batch = [*islice(left, BATCH)]
+            jobs, seen = self.lists.jobs(facts.owner, batch, ROOM)
             for _ in range(seen):
                 left.popleft()
             if not jobs:
