@@ -53,7 +53,7 @@ STOPPED = 30.0
 #: Seconds by which a job may be overtaken by later ones (a worker that holds it freezes or dies,
 #: several times over), and for which a place may begin nothing though jobs are sent to it. Both are
 #: a multiple of what harms explain: a slot or a worker that is lost without an end goes beyond.
-OVERTAKEN, SILENT = 60.0, 90.0
+OVERTAKEN, SILENT = 45.0, 90.0
 #: So many sent jobs show that a silent place had something to do.
 BUSY = 5
 
@@ -340,12 +340,13 @@ def _order(history: History) -> Iterator[str]:
 
 def _starved(history: History) -> Iterator[str]:
     """Jobs that were overtaken by far: that tells a lost slot from a busy machine, where all that
-    was sent to a queue with one priority waits alike."""
+    was sent to a queue waits alike. (Not those with a low priority: they are overtaken by right,
+    and where others press them, in a worker that holds some of them, by each other.)"""
     rivals: dict[tuple[Any, ...], list[tuple[float, float, Job]]] = defaultdict(list)
     for job in history.jobs.values():
         runs = job.runs[job.steps[0]]
-        if "queue" in job.sent and runs and not job.sent.get("doubt"):
-            key = (job.sent["queue"], job.sent.get("priority"), "due" in job.sent)
+        if "queue" in job.sent and runs and not job.sent.keys() & {"doubt", "priority"}:
+            key = (job.sent["queue"], "due" in job.sent)
             ready = float(job.sent.get("due", job.sent["at"]))
             rivals[key].append((ready, runs[0].at, job))
     for jobs in rivals.values():

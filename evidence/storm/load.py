@@ -49,7 +49,7 @@ EXPECTED = {
     "poison": f"{PILL_RUNS} runs, then FAILURE; another only where something else ended a run",
     "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises what stops a "
     "worker); another only where something else ended a run; no other job waits for it",
-    "all": "none is overtaken by jobs sent a minute later, none is given up that is no killer; no "
+    "all": "none is overtaken by jobs sent 45 s later, none is given up that is no killer; no "
     "process of a pool loads for nothing; at the end nothing waits",
 }
 PARTS = 3
