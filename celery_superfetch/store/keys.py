@@ -23,6 +23,7 @@ class Keys:
         self.dead_junk = f"{own}dead:junk"  # ZSET as ``dead``, of the unparseable ones of any app
         self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
         self.runs = f"{own}runs"  # HASH how runs ended and how long they took -> number
+        self.run_rows = f"{own}runs:rows"  # ZSET row of ``runs`` -> when it grew last (server ms)
         self.stats = f"{own}stats"  # HASH counter -> number, by list and task, too
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found

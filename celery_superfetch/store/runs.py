@@ -18,8 +18,13 @@ ENDS = SUCCEEDED, FAILED, RETRIED, REJECTED = "succeeded", "failed", "retried", 
 BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)), inf)
 LABELS = [f"{bound:g}" for bound in BUCKETS]  # as their counters have them
 
-#: Pairs of queue list and task of one worker; those of more have no task.
+#: Pairs of queue list and task that one worker counts between two reports; those of more have no
+#: task, and of twice as many no queue list.
 MOST = 500
+
+#: Rows on the server; beyond them a new one has neither. A thousand are some 100 kB.
+MOST_ROWS = 5000
+SILENT_MS = 7 * 86_400_000  # after which a row goes: queues and tasks come and go
 
 
 class Tally(Counter[tuple[str, str, str]]):
@@ -37,12 +42,16 @@ class RunCounts(NamedTuple):
 
 
 class Runs(Structure):
-    """``superfetch:runs``: what all workers have counted, for metrics. They add to it at the pace
-    of their heartbeats, so that no job costs a command."""
+    """``superfetch:runs``: what all workers have counted, for metrics, bounded by means of
+    ``superfetch:runs:rows``. They add to it at the pace of their heartbeats, so that no job costs a
+    command."""
 
     def add(self, tally: Mapping[tuple[str, str, str], int]) -> None:
-        key = self.keys.runs
-        self._at_once(("HINCRBY", key, TAB.join(name), growth) for name, growth in tally.items())
+        labels = [*LABELS, "us"]
+        args: list[str | int] = [SILENT_MS, MOST_ROWS, len(labels), *labels]
+        for name, growth in tally.items():
+            args += [TAB.join(name), growth]
+        self.scripts.run("count_runs", [self.keys.runs, self.keys.run_rows], args)
 
     def counts(self) -> RunCounts:
         ends, times = {}, defaultdict[str, Counter[str]](Counter)

@@ -18,7 +18,8 @@ class RunCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pairs: set[tuple[str, str]] = set()  # of queue list and task, that are told apart
+        #: Pairs of queue list and task that are told apart until the next report.
+        self._pairs: set[tuple[str, str]] = set()
         self._tally = Tally()
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
@@ -34,21 +35,25 @@ class RunCounts:
         """A run has ended, by what it raised if it did."""
         how = SUCCEEDED if error is None else _how(error)
         with self._lock:
-            if (queue_list, task) not in self._pairs:
-                task = task if len(self._pairs) < MOST else ""
-                self._pairs.add((queue_list, task))
+            if (queue_list, task) not in self._pairs and len(self._pairs) >= MOST:
+                task = ""
+                if (queue_list, "") not in self._pairs and len(self._pairs) >= 2 * MOST:
+                    queue_list = ""
+            self._pairs.add((queue_list, task))
             self._tally.note(how, queue_list, task, seconds)
 
     def count(self, database: Database) -> None:
         """Add them up on the server; raises RedisError, and then some may come twice."""
         with self._lock:
             tally, self._tally = self._tally, Tally()
+            pairs, self._pairs = self._pairs, set()
         if tally:
             try:
                 Runs(database).add(tally)
             except BaseException:
                 with self._lock:
                     self._tally.update(tally)
+                    self._pairs |= pairs
                 raise
 
 

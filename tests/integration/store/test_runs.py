@@ -7,6 +7,7 @@ import redis
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_superfetch.model.config import Config
+from celery_superfetch.store import runs
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.runs import MOST, Runs
 from celery_superfetch.worker.run_counts import RunCounts
@@ -63,6 +64,56 @@ def test_rows_are_bounded_and_no_run_is_left_out(bench):
     assert len(ends) == MOST + 1
     assert ends["succeeded", "mail", "t0"] == 2
     assert ends["succeeded", "mail", ""] == 7
+
+
+def test_the_queues_of_one_worker_are_bounded(bench):
+    counts = RunCounts()
+    for number in range(3 * MOST):
+        counts.note(f"tenant-{number}", "t", None, 1)
+    counts.count(bench.database)
+    ends = Runs(bench.database).counts().ends
+    assert len(ends) == 2 * MOST + 1
+    assert sum(ends.values()) == 3 * MOST
+    assert ends["succeeded", "", ""] == MOST
+    counts.note("one more", "another", None, 1)
+    counts.count(bench.database)
+    assert Runs(bench.database).counts().ends["succeeded", "one more", "another"] == 1
+
+
+def test_the_rows_of_all_workers_are_bounded_and_no_run_is_left_out(bench, monkeypatch):
+    """Each dynamic queue left a row for ever."""
+    monkeypatch.setattr(runs, "MOST_ROWS", 20)
+    for number in range(50):  # each a worker of its own
+        counts = RunCounts()
+        counts.note(f"tenant-{number}", f"t{number}", None, 1)
+        counts.note("mail", "t", None, 1)
+        counts.count(bench.database)
+    found = Runs(bench.database).counts()
+    assert bench.client.zcard(bench.keys.run_rows) <= 20 + 2
+    assert sum(found.ends.values()) == 100
+    assert found.ends["succeeded", "mail", "t"] == 50
+    assert sum(times.buckets[float("inf")] for times in found.times.values()) == 100
+
+
+def test_what_was_silent_for_a_week_goes_and_a_histogram_goes_as_a_whole(bench):
+    counts = RunCounts()
+    for task, seconds in (("old", 0.1), ("old", 7200.5), ("new", 0.1), ("new", 7200.5)):
+        counts.note(f"of {task}", task, None, seconds)
+    counts.count(bench.database)
+    rows = bench.client.zrange(bench.keys.run_rows, 0, -1)
+    week = runs.SILENT_MS + 60_000
+    for row in rows:
+        if row.endswith(b"old"):
+            bench.client.zincrby(bench.keys.run_rows, -week, row)
+    counts.note("of new", "new", None, 0.1)  # its other times are as old
+    counts.count(bench.database)
+    found = Runs(bench.database).counts()
+    assert found.ends == {("succeeded", "of new", "new"): 3}
+    assert {*found.times} == {"new"}
+    assert found.times["new"].buckets[float("inf")] == 3
+    assert not [name for name in bench.client.hgetall(bench.keys.runs) if b"old" in name]
+    for key in (bench.keys.runs, bench.keys.run_rows):
+        assert 0 < bench.client.pttl(key) <= runs.SILENT_MS, "a fleet that is gone leaves none"
 
 
 def test_what_a_hand_has_written_there_is_passed_over(bench):
