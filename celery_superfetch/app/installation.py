@@ -85,7 +85,7 @@ def install(app: App, **options: Unpack[Options]) -> App:
     if installed is None:
         _add(app)
     if app.configured:
-        _configure(app)
+        configure(app)
     return app
 
 
@@ -126,8 +126,8 @@ def _add(app: Celery) -> None:
     mend_backends(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
-    _connect_first(app.on_after_configure, _configure)
-    app.on_after_finalize.connect(_configure)
+    _connect_first(app.on_after_configure, configure)
+    app.on_after_finalize.connect(configure)
     app.on_after_finalize.connect(mend_backends_of_tasks)
 
 
@@ -138,7 +138,8 @@ def _connect_first(signal: Any, receiver: Any) -> None:
     signal.receivers.insert(0, signal.receivers.pop())
 
 
-def _configure(sender: Celery, **_: Any) -> None:
+def configure(sender: Celery, **_: Any) -> None:
+    """Set what ``install`` was given and promises; again after whatever may have replaced it."""
     conf = sender.conf
     given = {**(conf.broker_transport_options or {}), **sender._superfetch}
     _set(conf, "broker_transport_options", {**given, "app_name": sender.main or ""})

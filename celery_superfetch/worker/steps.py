@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from ..app.broker import client_of, config_of, database_of
 from ..app.console import console
 from ..app.guard import limits_of
+from ..app.installation import configure
 from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
 from ..errors import SuperfetchError
@@ -71,6 +72,9 @@ class Maintenance(bootsteps.StartStopStep):
         try:
             check_platform()
             check_versions()
+            # A module may have replaced broker_transport_options after the app was finalized. The
+            # options of install() would be back at their defaults.
+            configure(worker.app)
             config_of(worker.app)
         except SuperfetchError as exc:
             raise SystemExit(f"celery_superfetch: {exc}") from exc

@@ -19,6 +19,8 @@ def test_tasks_that_were_used_before_the_settings_are_named_and_their_jobs_are_l
     eventually(lambda: ledger.starts().keys() == {*jobs})
     lines = [line for line in first.log().splitlines() if "Jobs of these tasks" in line]
     assert len(lines) == 3, "each once"
+    assert "Unheard for 90 s" in first.log(), "the settings that came last"
+    assert "killed at its strike 7" in first.log(), "and what install() was given"
     outdated, dropped, chosen = lines
     assert "WARNING" in outdated
     assert f"although task_acks_late is on: {', '.join(OUTDATED)}. " in outdated

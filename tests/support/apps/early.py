@@ -44,10 +44,13 @@ app.register_task(
 )
 
 app.conf.update(task_acks_late=True, broker_connection_retry_on_startup=True)
-celery_superfetch.install(app, reap_interval=1)
+celery_superfetch.install(app, reap_interval=1, strike_limit=7)
 
 define("late")
 define("choice", acks_late=False)
 define("base", base=Careful)
 shared_task(name="early.shared")(hold)
 add_tasks(app, os.environ["LEDGER_URL"])
+
+# Settings that come after all of that, and replace what there was.
+app.conf.update(broker_transport_options={"owner_ttl": 90}, task_default_queue="celery")
