@@ -31,7 +31,9 @@ STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
 REPLIES = "tests/integration/owner/replies"
-HANDING_ON = [f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "chords", "seen")]
+HANDING_ON = [
+    f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "streams", "chords", "seen")
+]
 #: What it takes whole workers to see of the gate: greenlets, want of threads, and broken requests.
 WORKERS = [
     f"tests/evidence/test_{name}"
@@ -82,6 +84,7 @@ TARGETS = {
     ],
     f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
     f"{PACKAGE}/app/steps.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
+    f"{PACKAGE}/app/sender.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
     f"{PACKAGE}/worker/gate.py": [
         ["tests/unit/worker/test_gate.py", "tests/integration/worker"],
         ["tests/workers", *WORKERS],

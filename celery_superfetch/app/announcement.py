@@ -25,7 +25,7 @@ from redis.retry import Retry
 from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe, loggable, one_line
-from ..model.step import ITSELF, running
+from ..model.step import FOLLOWING, ITSELF, running, seed_of
 from ..model.strikes import toll
 from ..signals import job_killed
 from .backend_turn import backend_turn
@@ -96,7 +96,9 @@ class Announcement:
             self.request = request_of(self.app, job, with_body=not self.careful)
             if notice := running.get():  # whose steps are those that the job did not come to
                 notice.earlier = job.steps
-                notice.read(vars(self.request), str(job.task_id))
+                notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
+                fields = vars(self.request)
+                fields |= {name: notice.followers(name, fields.get(name)) for name in FOLLOWING}
             self._tell_caller(job)
         self.dead.announced(job)
 

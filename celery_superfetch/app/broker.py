@@ -17,7 +17,7 @@ from ..store.wire.connections import REPLY_TIMEOUT
 from ..store.wire.server import warn_once
 from ..store.wire.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
-from .steps import sender
+from .sender import sender
 
 #: URL schemes that we serve, as kombu names them.
 SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}

@@ -16,7 +16,7 @@ from ..model.job import (
     digest,
     queue_list_of,
 )
-from ..model.step import Claim
+from ..model.step import Claim, was_published
 from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
@@ -134,13 +134,23 @@ class PrivateLists(Structure):
     def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
         return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
 
-    def hand_on(
-        self, claim: Claim, note: str, message: str | bytes, lists: Sequence[str], ms: int
+    def publish_step(
+        self,
+        name: str,
+        message: str | bytes,
+        lists: Sequence[str],
+        ms: int,
+        earlier: str,
+        claim: Claim,
+        is_over: bool = False,
     ) -> int:
         """Push a step to the first of some queue lists, which expire together in so many ``ms`` (0:
-        they do not): 1; 0 where that was done before; -1 where the claim is over."""
+        they do not): 1; 0 where it was published before (``earlier``: one more steps note that says
+        so); -1 where the claim is over. ``is_over``: nothing of the job is left to do after it."""
+        if was_published(earlier, name):
+            return 0
         keys = [claim.private, *map(self.keys.queue, lists)]
-        return int(self.scripts.run("step", keys, [claim.id, note, message, ms]))
+        return int(self.scripts.run("step", keys, [claim.id, name, int(is_over), message, ms]))
 
     def unland(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
-from ..model.step import Fenced, handing
+from ..model.step import handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
 from ..store.wire.server import FULL, even_if_full, tried_again
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
+from .steps import is_published_as, publish_step
 
 if TYPE_CHECKING:
     from ..model.job import Claimed
@@ -44,6 +45,7 @@ class Channel(redis.Channel):
 
     _fetch: Fetch | None = None
     _steps: PrivateLists | None = None  # for steps alone
+    _several = False  # what is published just now goes to several queues
     _unserved = False  # what is consumed has changed since somebody looked
     unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
@@ -231,7 +233,7 @@ class Channel(redis.Channel):
         properties = message["properties"]
         # A task's message has both, in either protocol; a reply or a result of rpc:// has not.
         task = properties.get("correlation_id") if "reply_to" in properties else None
-        token = publishing.set(task)
+        token, self._several = publishing.set(task), False
         try:
             return super().basic_publish(message, *args, **kwargs)
         except AttributeError as exc:
@@ -245,36 +247,20 @@ class Channel(redis.Channel):
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
         step = handing.get()
-        if (
-            step is None
-            or step.task_id != message["properties"].get("correlation_id")
-            or step.claim.place != self.place
-        ):
+        if step is None or not is_published_as(step, message, self):
             return super()._put(queue, message, **kwargs)
-        note, done, ms = step.note(queue), 0, self.expires_of(queue)
-        if note not in step.earlier:
-            first = self._q_for_pri(queue, self._get_message_priority(message))
-            lists = [first, *(self._lists_of(queue) if ms else ())]
-            if self._steps is None or self._steps.client.connection_pool is not self.pool:
-                from ..store.private_lists import PrivateLists
+        if self._steps is None or self._steps.client.connection_pool is not self.pool:
+            from ..store.private_lists import PrivateLists
 
-                self._steps = PrivateLists(self.database)
-            done = self._steps.hand_on(step.claim, note, redis.dumps(message), lists, ms)
-        if done < 0:
-            raise Fenced(
-                f"Job {step.title} is no longer ours, and may run elsewhere by now: this run hands "
-                f"on nothing (as its next step, {step.name}[{step.task_id}]), and has no result"
-            )
-        if not done:
-            logger.info(
-                "Job %s has handed on %s[%s] before, and does not send it again.",
-                step.title,
-                step.name,
-                step.task_id,
-            )
+            self._steps = PrivateLists(self.database)
+        ms, name = self.expires_of(queue), step.name(queue if self._several else "")
+        first = self._q_for_pri(queue, self._get_message_priority(message))
+        lists = [first, *(self._lists_of(queue) if ms else ())]
+        publish_step(step, partial(self._steps.publish_step, name, redis.dumps(message), lists, ms))
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
         queues = super()._lookup(exchange, routing_key, default)
+        self._several = len(queues or ()) > 1
         if queues or not (task := publishing.get()):
             return queues
         for binding in self.state.exchanges.get(exchange, {}).get("table", ()):

@@ -7,7 +7,6 @@ from typing import Any
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, parse
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.model.step import STEP as NOTE
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, Running, blame, decide
 from celery_superfetch.store.private_lists import earlier_of
@@ -69,7 +68,7 @@ def ack(spaces: Keyspaces, owner: str, id: str, name: str, counted: bool) -> boo
 
 def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:
     claim = Claim("", spaces.keys.private(owner), id, token=1)
-    return spaces.lists.hand_on(claim, f"{NOTE}step", STEP, [NEXT], 0)
+    return spaces.lists.publish_step("step:0", STEP, [NEXT], 0, "", claim)
 
 
 def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:

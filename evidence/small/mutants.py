@@ -121,19 +121,19 @@ MUTANTS = [
     _in(
         "step",
         "by who has the claim no more",
-        ("if not claim[1] then return -1 end", ""),
+        ("if redis.call('HEXISTS', private, id) == 0 then return -1 end", ""),
         hands_on=1,
     ),
     _in(
         "step",
         "again, though it is noted",
-        ("if string.find(steps, name, 1, true) then return 0 end", ""),
+        ("if here >= tonumber(low) and here <= tonumber(high) then", "if false then"),
         hands_on=1,
     ),
     _in(
         "step",
         "it is not noted",
-        ("redis.call('HSET', private, 's' .. id, steps .. name)", ""),
+        ("redis.call('HSET', private, 's' .. id, note)", ""),
         hands_on=1,
     ),
     _in(

@@ -294,11 +294,12 @@ class Worker:
         (self.runs if claimed in self.runs else self.waits).remove(claimed)
         self.in_flight.ack(claimed)
 
-    def hand_on(self, claimed: Claimed, step: bytes, queue_list: str) -> None:
+    def publish_step(self, claimed: Claimed, step: bytes, number: int, queue_list: str) -> None:
         """It sends what follows it."""
         job = claimed.job
         claim = Claim("here", self.in_flight.lists.key_of(job), job.claim_id, claimed.token)
-        self.in_flight.lists.hand_on(claim, f",{digest(step)}", step, [queue_list], 0)
+        name = f"{digest(step)}:{number}"
+        self.in_flight.lists.publish_step(name, step, [queue_list], 0, "", claim)
 
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""

@@ -196,11 +196,11 @@ class Fleet(RuleBasedStateMachine):
         worker.reject(claimed)
 
     @some(running)
-    @rule(data=st.data(), step=st.sampled_from(list(INNOCENT)))
-    def hand_on(self, data: st.DataObject, step: bytes) -> None:
+    @rule(data=st.data(), step=st.sampled_from(list(INNOCENT)), number=st.integers(0, 3))
+    def publish_step(self, data: st.DataObject, step: bytes, number: int) -> None:
         """It sends what follows it, before its end; whoever was taken for dead tries to."""
         worker, claimed = self.which(data, running)
-        worker.hand_on(claimed, step, INNOCENT[step])
+        worker.publish_step(claimed, step, number, INNOCENT[step])
 
     def _start(self, worker: Worker, claimed: Claimed) -> None:
         if worker.start(claimed):

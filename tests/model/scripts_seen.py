@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_superfetch.model.job import claim_id, claim_number
+from celery_superfetch.model.step import PUBLISHED, was_published
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import Card, Known, Verdict
 
@@ -131,17 +132,17 @@ class Truth(Known):
                 self.notable["started with its claim"] += 1
 
     def _step(self, call: Call, reply: Any) -> None:
-        owner, (id, name, message, _) = self._owner_of(call.keys[0]), call.args
+        owner, (id, name, _, message, _) = self._owner_of(call.keys[0]), call.args
         payload = self.held[owner].get(id)
         if payload is None:
             assert reply == -1
             self.notable["a step of another's job"] += 1
             return
-        handed_on = self.steps[owner].get(id, "")
-        assert reply == (name not in handed_on)
+        before = self.steps[owner].get(id, "")
+        assert reply == (not was_published(before, name))
         self.notable["a step" if reply else "a step that was handed on before"] += 1
         if reply:
-            self.steps[owner][id] = handed_on + name
+            self.steps[owner][id] = with_step(before, name)
             self.handed_on[payload, name] += 1
             self.publish(call.keys[1].removeprefix(self.keys.prefix), message)
 
@@ -328,3 +329,13 @@ class Truth(Known):
         self.dead_steps[payload].remove(steps)
         self.cards[payload].steps, self.cards[payload].counted = steps, bool(steps)
         self.cards[payload].left = bool(steps)
+
+
+def with_step(steps: str, name: str) -> str:
+    """A steps note with one step more: the first part that it continues has it, or a new one."""
+    family, _, number = name.partition(":")
+    for part in PUBLISHED.finditer(steps):
+        if part[1] == family and int(part[3]) + 1 == int(number):
+            grown = f"{family}:{part[2]}-{number};"
+            return steps[: part.start()] + grown + steps[part.end() :]
+    return f"{steps}{family}:{number}-{number};"

@@ -192,6 +192,7 @@ celery app.
         task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
     know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding,loads=)
         trace:trace_task_ret(name,uuid,request,body,type,encoding,loads=) task:Task.retry(throw=)
+    give ids to what follows a job: trace:Context
     complete a job that has its result: trace:_localized
 celery utils.
     call receivers that may exit: dispatch.signal:Signal._live_receivers(sender)
@@ -205,6 +206,10 @@ celery backends.redis:
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
     count a part of a chord again: backends.redis:RedisBackend.on_chord_part_return(r,s,v)
+    know who publishes a message: app.trace:TraceInfo.handle_failure
+        app.trace:TraceInfo.handle_retry
+        backends.base:Backend.mark_as_done backends.base:Backend.mark_as_failure
+        utils.dispatch.signal:Signal.send canvas:Signature.apply_async
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
         utils.dispatch.signal:Signal.receivers

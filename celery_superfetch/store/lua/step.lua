@@ -1,18 +1,33 @@
--- Hands on a step of a job, a message that it sends because it ends: once, however often the job runs.
+-- Publishes a step of a job, a message that the job publishes because it ends: once, however often the
+-- job runs.
 -- KEYS: the owner's private list, the public queue list, then the other lists that expire with that
--- ARGV: claim id, name of the step, the message, ms of the queue's x-expires (0: none)
--- Returns: 1; 0 where this run or an earlier one has handed it on already; -1 where the claim is over:
---       the job is another's by now, and so are its steps
--- Crash: the message is on its queue, and noted beside the claim. A repetition finds nothing to do.
+-- ARGV: claim id, name of the step (its family, a colon, its number there), 1 where the job is over with
+--       it, the message, ms of the queue's x-expires (0: none)
+-- Returns: 1; 0 where an earlier run, or an earlier try of this call, has published it; -1 where the
+--       claim is over: the job belongs to another owner by now, and so do its steps
+-- Crash: the message is on its queue, and in the steps note. A repetition finds nothing to do.
 local private, queue = KEYS[1], KEYS[2]
-local id, name, message, expires = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local claim = redis.call('HMGET', private, id, 's' .. id)
-if not claim[1] then return -1 end
-local steps = claim[2] or ''
-if string.find(steps, name, 1, true) then return 0 end
+local id, name, over, message, expires = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4], tonumber(ARGV[5])
+-- The payload is not read: with a group of 20,000 for its end it is large, and each part comes by here.
+if redis.call('HEXISTS', private, id) == 0 then return -1 end
+local steps = redis.call('HGET', private, 's' .. id) or ''
+if over and not string.find(steps, '!', 1, true) then over = '!' else over = '' end
+-- A family's steps come in the order of their numbers, so that one part of the note has them all.
+local family, number = string.match(name, '^(%w+):(%d+)$')
+local from, to, first = #steps + 1, #steps, number
+for at, low, high, past in string.gmatch(steps, '()' .. family .. ':(%d+)%-(%d+);()') do
+  local here = tonumber(number)
+  if here >= tonumber(low) and here <= tonumber(high) then
+    if over ~= '' then redis.call('HSET', private, 's' .. id, steps .. over) end
+    return 0
+  end
+  if here == tonumber(high) + 1 then from, to, first = at, past - 1, low end
+end
+local part = family .. ':' .. first .. '-' .. number .. ';'
 -- What is no queue is found here, and so is that a server before 7.0 is over its memory limit, which
 -- refuses a script its first write alone: nothing was changed.
 redis.call('LPUSH', queue, message)
-redis.call('HSET', private, 's' .. id, steps .. name)
+local note = string.sub(steps, 1, from - 1) .. part .. string.sub(steps, to + 1) .. over
+redis.call('HSET', private, 's' .. id, note)
 for i = 2, expires > 0 and #KEYS or 0 do redis.call('PEXPIRE', KEYS[i], expires) end
 return 1

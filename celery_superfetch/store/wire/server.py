@@ -10,7 +10,17 @@ from functools import cache
 from typing import Any
 
 from redis import VERSION, Redis
-from redis.exceptions import ConnectionError, NoPermissionError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
 
 from ...errors import UnsupportedBroker
 from .slots import NO_TAG, TAGGED
@@ -45,6 +55,27 @@ def tried_again() -> Iterator[None]:
         text = f"the server refuses all writes at the moment ({str(exc).rstrip('.')})"
         logger.warning("We connect again: %s.", text)
         raise ConnectionError(text) from exc
+
+
+#: Refusals that pass, by how they begin or by redis-py's class, which cuts the beginning off: the
+#: server has too few replicas, a full disk or no memory left, or another one is the primary now.
+PASSING = (*REFUSES_ALL, "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+PASSING_ERRORS = (
+    OutOfMemoryError,
+    ReadOnlyError,
+    BusyLoadingError,
+    MasterDownError,
+    ClusterDownError,
+    TryAgainError,
+)
+
+
+def is_passing(exc: BaseException) -> bool:
+    """Whether a server has refused what it will take later."""
+    if isinstance(exc, PASSING_ERRORS):
+        return True
+    text = str(exc)
+    return isinstance(exc, ResponseError) and (text.startswith(PASSING) or FULL in text)
 
 
 #: What a server over its memory limit says, also of a command in a script, by whichever name.

@@ -174,7 +174,8 @@ def step(bench: Bench) -> None:
     owner = bench.owner()
     [job] = bench.give(owner, "mail", [b"job"])
     claim = Claim("here", bench.lists.key_of(job), job.claim_id, "1")
-    assert bench.lists.hand_on(claim, ",one", "message", ["mail", *many()], 60_000) == 1
+    push = bench.lists.publish_step
+    assert push("one:0", "message", ["mail", *many()], 60_000, "", claim) == 1
 
 
 def delete(bench: Bench) -> None:

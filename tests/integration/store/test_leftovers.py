@@ -208,7 +208,7 @@ def test_control_a_key_that_is_left_is_seen(bench):
         is_left(bench)
 
 
-@pytest.mark.parametrize("way", ["requeue", "recover", "kill", "retry", "hand on"])
+@pytest.mark.parametrize("way", ["requeue", "recover", "kill", "retry", "publish a step"])
 def test_a_queue_that_expires_in_a_millisecond_does(bench, way):
     """That is its x-expires, and none is another."""
     owner = bench.dead_owner([payload(1)])
@@ -219,9 +219,9 @@ def test_a_queue_that_expires_in_a_millisecond_does(bench, way):
         bench.run(bench.lists.requeue([job], "front", 1))
     elif way == "recover":
         bench.run(bench.recoveries.recover([bench.recovery(job)], 1, marked=True))
-    elif way == "hand on":
+    elif way == "publish a step":
         claim = Claim("here", bench.lists.key_of(job), job.claim_id, 1)
-        assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 1) == 1
+        assert bench.lists.publish_step("one:0", "next", ["mail"], 1, "", claim) == 1
     else:
         call = bench.dead_set.kill(bench.recovery(job), 1, marked=True, notice=b"@dead_id@")
         ok, name = bench.run(call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store.private_lists import CLAIM_BYTES, Claims
+from celery_superfetch.store.private_lists import CLAIM_BYTES, STEPS, Claims
 from support.servers.commands import calls
 from support.workers.bench import payload
 
@@ -281,25 +281,51 @@ def test_a_requeue_renews_the_expiry_of_its_queue(bench, owner):
     assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
 
 
-def test_a_step_is_handed_on_once_and_only_while_its_claim_lasts(bench, owner):
+def test_a_step_is_published_once_and_only_while_its_claim_lasts(bench, owner):
     """The script says which it was."""
     [claimed] = bench.claimed(owner, b"1")
     bench.push("mail", b"2")
     claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
     lists = ["mail", "mail\x06\x163"]
     bench.push(lists[1], b"urgent")
-    assert bench.lists.hand_on(claim, ",one", "next", lists, 60_000) == 1
+    assert bench.lists.publish_step("one:0", "next", lists, 60_000, "", claim) == 1
     assert bench.queue() == [b"2", b"next"], "behind what waits"
     for name in lists:
         assert 0 < bench.client.pttl(name) <= 60_000
-    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0
+    assert bench.lists.publish_step("one:0", "next", ["mail"], 0, "", claim) == 0
     bench.requeue(claimed.job)
     claimed = bench.claim(owner, most=1).jobs[0]
     claim = claim._replace(id=claimed.job.claim_id)
-    assert bench.lists.hand_on(claim, ",one", "next", ["mail"], 0) == 0, "by an earlier run"
+    assert bench.lists.publish_step("one:0", "next", ["mail"], 0, "", claim) == 0, (
+        "by an earlier run"
+    )
     bench.ack(owner, claimed)
-    assert bench.lists.hand_on(claim, ",two", "next", ["mail"], 0) == -1
+    assert bench.lists.publish_step("two:0", "next", ["mail"], 0, "", claim) == -1
     assert bench.queue() == [b"2", b"next"]
+
+
+def test_a_steps_note_is_as_long_for_a_large_group_as_for_a_small_one(bench, owner):
+    """Its numbers are a range; one that an earlier run has left out is a second."""
+    [claimed] = bench.claimed(owner, b"1")
+    claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
+
+    def publish(name: str, *, is_over: bool = False, earlier: str = "") -> int:
+        return bench.lists.publish_step(name, "next", ["next"], 0, earlier, claim, is_over)
+
+    assert [publish(f"aa:{n}") for n in (*range(8, 12), *range(300))] == [1] * 4 + [
+        n not in range(8, 12) for n in range(300)
+    ]
+    assert [publish(f"bb:{n}") for n in (7, 7, 8)] == [1, 0, 1]
+    assert publish("aa:0", is_over=True) == 0
+    assert publish("cc:1", is_over=True) == 1
+    assert publish("dd:1", earlier="dd:0-4;") == 0
+    note = bench.client.hget(claim.private, STEPS + claim.id).decode()
+    assert note.count("aa:") <= 3
+    assert note.endswith("!cc:1-1;")
+    assert note.count("!") == 1
+    assert len(bench.queue("next")) == 300 + 2 + 1
+    bench.ack(owner, claimed)
+    assert not bench.client.exists(claim.private), "the note goes with the ack"
 
 
 def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench, owner):

@@ -15,12 +15,13 @@ from typing import Any
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcement, broker, result_backends
+from celery_superfetch.app import announcement, broker, result_backends, sender
 from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.model import forks, permit
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
+from celery_superfetch.model.step import Run
 from celery_superfetch.model.strikes import Blame, Recovery
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.owner import heartbeats, membership
@@ -365,6 +366,23 @@ def second_runs() -> None:
 def handing_on() -> None:
     """What a job hands on is published as any message, whoever has the job by then."""
     channel.Channel._put = redis.Channel._put
+
+
+def numbers_of_messages() -> None:
+    """A second message of one id in a run is taken for a repetition of the first."""
+    step = Run.step
+
+    def same(self: Run, *args: Any, **named: Any) -> Any:
+        self._published.clear()
+        return step(self, *args, **named)
+
+    Run.step = same
+
+
+def origins() -> None:
+    """What a body publishes by hand counts as the end of its job, and has its ids."""
+    sender.origin = lambda: sender.Origin(of_end=True)
+    ends.PUBLISH = ("",)
 
 
 def completing() -> None:

@@ -75,7 +75,9 @@ def step(bench: Bench) -> Case:
     claim = Claim("here", bench.lists.key_of(claimed.job), claimed.job.claim_id, claimed.token)
     lists = ["mail", "mail", "slow"]
     message = payload("next").decode()
-    return Case(call_of(lambda: bench.lists.hand_on(claim, ",one", message, lists, 60_000), 1))
+    return Case(
+        call_of(lambda: bench.lists.publish_step("one:0", message, lists, 60_000, "", claim), 1)
+    )
 
 
 def park(bench: Bench) -> Case:
