@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
+
 from support.hosts import namespaces_available
 from support.machines import Machine
 from support.servers.proxy import FaultProxy
@@ -111,6 +113,8 @@ class Fleet:
         for place, (machine, pool, size, queue, arguments, env) in PLACES.items():
             worker = self.workers.get(place)
             if worker and worker.alive():
+                if place not in self.due and _is_zombie(worker.pid):
+                    worker.thaw()  # nsenter, which stopped with its command, has to notice the end
                 continue
             if worker:
                 worker.close()
@@ -164,6 +168,13 @@ class Fleet:
             kept = client.mget([f"celery-task-meta-{job}:{step}" for job, step in chunk])
             stored.update(zip(chunk, kept, strict=True))
         return stored
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _has_messages(key: str) -> bool:
