@@ -21,6 +21,7 @@ from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
 from ..errors import SuperfetchError
 from ..model.early_tasks import early_tasks
+from ..model.foreign import loggable
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
@@ -207,9 +208,19 @@ class Guarded(bootsteps.StartStopStep):
                 "on" if conf.task_acks_late else "off",
                 "on" if conf.task_reject_on_worker_lost else "off",
             )
-            # That line is about the settings; a task may have copied others.
-            for is_warning, text in early_tasks(consumer.app).messages():
-                logger.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
+            _name_early_tasks(consumer.app)
+
+
+def _name_early_tasks(app: Any) -> None:
+    """Log which tasks have copied other settings than those that the worker has just logged."""
+    try:
+        for is_warning, text in early_tasks(app).messages():
+            logger.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
+    except Exception as exc:  # a property of a task, say: no reason not to start
+        logger.warning(
+            "It cannot be said which tasks ack early: a task's attributes cannot be read.",
+            exc_info=loggable(exc),
+        )
 
 
 def _first_pass(app: Any, owner: Owner) -> None:

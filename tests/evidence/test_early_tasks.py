@@ -40,3 +40,10 @@ def test_tasks_that_were_used_before_the_settings_are_named_and_their_jobs_are_l
     eventually(lambda: ledger.finishes().keys() == {"early.late", "early.shared"})
     eventually(db.settled)
     assert ledger.runs() == {**dict.fromkeys(LATE, 2), **dict.fromkeys(OUTDATED + CHOSEN, 1)}
+
+
+def test_a_task_that_cannot_be_examined_does_not_keep_a_worker_from_starting(worker, app, ledger):
+    one = worker(app="early", pool="threads", env={"HOSTILE": "1"})
+    one.wait_log("It cannot be said which tasks ack early")
+    app.signature("shop.note", ("job",)).apply_async()
+    eventually(lambda: ledger.runs() == {"job": 1})

@@ -31,6 +31,17 @@ class Careful(Task):  # type: ignore[misc]
     acks_late = False
 
 
+class Hostile(Task):  # type: ignore[misc]
+    """A task that does not let itself be examined; HOSTILE=1 registers one."""
+
+    name = "early.hostile"
+    run = staticmethod(hold)
+
+    @property
+    def reject_on_worker_lost(self) -> bool:
+        raise RuntimeError("not to be asked")
+
+
 def define(name: str, **options: Any) -> Any:
     return app.task(name=f"early.{name}", shared=False, **options)(hold)
 
@@ -51,6 +62,8 @@ define("choice", acks_late=False)
 define("base", base=Careful)
 shared_task(name="early.shared")(hold)
 add_tasks(app, os.environ["LEDGER_URL"])
+if os.environ.get("HOSTILE") == "1":
+    app.register_task(Hostile())
 
 # Settings that come after all of that, and replace what there was.
 app.conf.update(broker_transport_options={"owner_ttl": 90}, task_default_queue="celery")
