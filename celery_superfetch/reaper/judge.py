@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..model.dead_job import DeadJob
@@ -21,13 +21,21 @@ class Judge(StrikeCounters):
     """Recovers jobs, of the dead and one's own, or kills them."""
 
     def recoveries(
-        self, jobs: Sequence[Job], running: Running, limits: Limits, **details: str
+        self,
+        jobs: Sequence[Job],
+        running: Running,
+        limits: Limits,
+        struck: Collection[str] = (),
+        **details: str,
     ) -> list[Recovery]:
         """What is to be decided on: jobs of one owner that ran ``running``, with what is
-        remembered of each; ``details`` as for ``Recovery.of``."""
+        remembered of each; those with a digest that was ``struck`` by this death get no further
+        strike of it. ``details`` as for ``Recovery.of``."""
         recoveries, counters = [], self.counters([digest(job.payload) for job in jobs])
         for job, record in zip(jobs, counters, strict=True):
             blamed = blame(job.claim_id, running, record, limits)
+            if digest(job.payload) in struck:
+                blamed = Blame.NONE
             recoveries.append(
                 Recovery.of(job, parse(job.payload), record, blame=blamed, limits=limits, **details)
             )

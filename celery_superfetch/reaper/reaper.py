@@ -15,7 +15,7 @@ from ..model import forks
 from ..model.facts import HUNG, SCHEMA, Facts
 from ..model.job import Job, queue_list_of
 from ..model.silence import Silence, watch_time
-from ..model.strikes import Limits, Running
+from ..model.strikes import Blame, Limits, Running
 from ..model.verdict import Reason
 from ..model.words import command
 from ..signals import ReapedOwner, owner_reaped
@@ -206,9 +206,13 @@ class Reaper(Structure):
         held = self.lists.held(owner)
         excused = facts.was in ("stopping", HUNG)
         running = Running(held.running, excused=excused, at_death=facts.ran)
+        struck = set[str]()  # digests of jobs that have had the strike of this death
         for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
             with report.surviving(f"private list of {owner} for {queue_list}"):
-                yield from self._drain_list(facts, [*claims], running, reason, titles, report)
+                claims_here = [*claims]
+                yield from self._drain_list(
+                    facts, claims_here, running, struck, reason, titles, report
+                )
         if held.claims:  # a frozen process that still waits may have got one of them at once
             self._unland(facts, report)
         return titles
@@ -222,6 +226,7 @@ class Reaper(Structure):
         facts: Facts,
         claims: list[str],
         running: Running,
+        struck: set[str],
         reason: str,
         titles: list[str],
         report: Report,
@@ -236,7 +241,7 @@ class Reaper(Structure):
             if not jobs:
                 continue
             with forks.kept_off():  # the app's tasks are asked for their limits
-                outcomes = self._settle(jobs, running, facts, reason, report)
+                outcomes = self._settle(jobs, running, struck, facts, reason, report)
                 for outcome in outcomes:
                     self._note(outcome, titles, report)
             # Of two with the same bytes the other one was counted a moment ago. Where nothing went,
@@ -247,22 +252,33 @@ class Reaper(Structure):
             yield
 
     def _settle(
-        self, jobs: list[Job], running: Running, facts: Facts, reason: str, report: Report
+        self,
+        jobs: list[Job],
+        running: Running,
+        struck: set[str],
+        facts: Facts,
+        reason: str,
+        report: Report,
     ) -> list[Outcome]:
-        """Decide on jobs and carry that out; one that cannot be decided on holds up no other."""
+        """Decide on jobs and carry that out; one that cannot be decided on holds up no other.
+        ``struck``: digests of jobs that this death has struck already; copies of one message share
+        a history, and two strikes of one death would be two thirds of a job's life."""
         details = {"reason": reason, "app_name": facts.app, "node": facts.node}
         try:
-            recoveries = self.judge.recoveries(jobs, running, self.limits, **details)
+            recoveries = self.judge.recoveries(jobs, running, self.limits, struck, **details)
             decided = [(recovery, ask(recovery, self.sender)) for recovery in recoveries]
             expires = facts.lists.get(jobs[0].queue_list, 0)
-            return self.judge.carry_out(decided, expires, marked=True, notice=self.notice)
+            outcomes = self.judge.carry_out(decided, expires, marked=True, notice=self.notice)
+            done = [result.recovery for result in outcomes if result.answer == b"ok"]
+            struck.update(one.digest for one in done if one.blame is not Blame.NONE)
+            return outcomes
         except Exception as exc:
             if isinstance(exc, RedisError):
                 self.database.server_time()  # raises, too, where it is no single job's fault
             if len(jobs) == 1:
                 report.failed(f"job {jobs[0].title} of {facts.owner}", exc)
                 return []
-            alone = (self._settle([job], running, facts, reason, report) for job in jobs)
+            alone = (self._settle([job], running, struck, facts, reason, report) for job in jobs)
             return [outcome for outcomes in alone for outcome in outcomes]
 
     def _note(self, outcome: Outcome, titles: list[str], report: Report) -> None:

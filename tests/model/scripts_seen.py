@@ -300,7 +300,13 @@ class Truth(Known):
     def _judge(self, owner: str, id: str, payload: bytes, blame: str, strikes: int) -> None:
         """Is it as DESIGN has it, and as it really was? Without an owner: its child was lost."""
         card, limit = self.cards[payload], self.limit(payload)
-        assert blame == (self.blame(owner, id, payload) if owner else "exact")
+        expected = self.blame(owner, id, payload) if owner else "exact"
+        # Of copies that one death met, one has its strike; another as well, where a second pass
+        # has to go on with what the first has left.
+        spared = not blame and (owner, payload) in self.struck
+        assert spared or blame == expected
+        if owner and blame:
+            self.struck.add((owner, payload))
         most = limit - 1 if blame == "suspect" and limit is not None else card.strikes + 1
         assert strikes == (
             max(card.strikes, min(card.strikes + 1, most)) if blame else card.strikes

@@ -90,6 +90,8 @@ class Known:
         self.reaped: dict[str, Verdict] = {}
         #: Owner -> the job that ended its process.
         self.culprits: dict[str, bytes] = {}
+        #: Owner and payload of which one copy has had the strike of that owner's death.
+        self.struck: set[tuple[str, bytes]] = set()
         #: Innocents that an owner without a culprit had alone: to the server it was their fault.
         self.unlucky: set[bytes] = set()
         #: What happened, for the statistics of a run.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Counters
 from support.workers.bench import payload
@@ -63,6 +65,34 @@ def test_of_two_copies_one_ran_and_each_is_counted(bench):
     assert bench.private(owner) == []
     assert (bench.counters(ran).strikes, bench.counters(ran).recoveries) == (1, 2)
     assert (bench.counters(waited).strikes, bench.counters(waited).recoveries) == (0, 2)
+
+
+@pytest.mark.parametrize("copies", [3, 60])
+def test_one_death_is_one_strike_for_all_copies_of_a_message(bench, copies):
+    """They share a history. Three that ran at once were on probation after one death."""
+    raw, other = payload("copied"), payload("other")
+    owner = bench.dead_owner([other], running=[other])
+    for job in bench.give(owner, "mail", [raw] * copies):
+        bench.run_one(job)
+    report = bench.reaper().reap()
+    assert (report.recovered, report.killed, report.errors) == (copies + 1, 0, 0)
+    assert (bench.counters(raw).strikes, bench.counters(raw).recoveries) == (1, copies)
+    assert bench.counters(other).strikes == 1
+    waiting = [*bench.queue(), *bench.on_probation()]
+    assert sorted(waiting) == sorted([other, *[raw] * copies])
+    assert bool(bench.on_probation()) == (copies >= 20), "as many recoveries as anybody may have"
+
+
+def test_a_copy_that_only_waited_takes_no_strike_from_the_one_that_ran(bench):
+    raw = payload("copied")
+    for deaths in range(1, 4):
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        owner = bench.dead_owner([], lists=["mail"])
+        _, ran, _ = bench.give(owner, "mail", [raw] * 3)
+        bench.run_one(ran)
+        assert bench.reaper().reap().recovered == 3
+        assert bench.counters(raw).strikes == deaths
+        assert [entry["strike"] for entry in bench.counters(raw).history].count("exact") == deaths
 
 
 def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_the_blame(bench):
