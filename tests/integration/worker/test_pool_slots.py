@@ -20,6 +20,7 @@ from celery_superfetch.worker.handover import run_until
 from celery_superfetch.worker.outcomes import TooLate, run_and_pack
 from celery_superfetch.worker.pool_process import PoolProcess
 from celery_superfetch.worker.pool_slots import PoolSlots
+from celery_superfetch.worker.prefork import keep_what_runs
 from support.waiting import eventually
 
 CLAIM = ("", "", "", 0)  # none that could hand on a step
@@ -60,6 +61,7 @@ class Bench:
         )
         self.freed: list[int] = []
         outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)
+        keep_what_runs(outer, lambda request: None)
         self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count))
         self.shrink, self.flush = outer.shrink, outer.flush
         self.pool.register_with_event_loop(self.hub)
