@@ -43,10 +43,8 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     token = running.set(None)
     try:
         if is_tracer(target):
-            try:
-                kwargs = _begin(claim, *args, **kwargs)
-            except Exception:  # a thread or a greenlet would swallow it
-                return 1, ExceptionInfo(internal=True), 0.0
+            # What this raises, Celery's tracer would raise, too: the worker stores and logs it.
+            kwargs = _begin(claim, *args, **kwargs)
         try:
             answer = target(*args, **kwargs)
         except Exception:

@@ -105,3 +105,15 @@ def test_if_it_ends_worker_after_worker_it_is_killed_in_the_end(worker, app, db,
     worker()  # whoever lives tells its caller
     with pytest.raises(PoisonPill, match="tenant"):
         result.get(timeout=20)
+
+
+@pytest.mark.parametrize("superfetch", [True, False], ids=["here", "stock"])
+def test_a_job_whose_task_its_process_does_not_know_fails_aloud(worker, app, superfetch):
+    """It was acked without a result, and nothing was logged. So it was in processes that are
+    spawned (`worker_pool_start_method`) and import less than their worker."""
+    result = app.send_task("shop.note", ("a",))
+    one = worker(superfetch=superfetch, env={"HAPPENS": "forgetful_processes"})
+    with pytest.raises(Exception, match=r"shop\.note"):
+        result.get(timeout=20)
+    assert result.state == "FAILURE"
+    one.wait_log("NotRegistered")
