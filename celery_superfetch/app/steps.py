@@ -20,6 +20,7 @@ from kombu.serialization import loads
 from ..model.job import DELIVERY, Counters
 from ..model.step import Claim, Fenced, Run, running, seed_of
 from .chords import is_on_redis
+from .ignored_results import ignores_result
 from .refusals import NotSent
 from .sender import release
 
@@ -148,7 +149,7 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
     """What the result backend has of a job that has ended; None where it cannot say."""
     backend = task.backend
     # A result of rpc:// can be read once.
-    if task.ignore_result or request.get("ignore_result") or not backend.persistent:
+    if ignores_result(task, Context(request)) or not backend.persistent:
         return None
     with suppress(Exception):
         meta = backend.get_task_meta(id)
