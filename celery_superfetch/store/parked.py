@@ -16,6 +16,9 @@ from .wire.scripts import Call
 #: Jobs, and bytes, of one list that a script moves at most: it keeps everybody else waiting.
 BATCH, ROOM = 100, 1024 * 1024
 
+#: Queue lists of one script: 20,000 with one due job each would keep the server for a second.
+RELEASE_LISTS = 500
+
 #: Scripts that move what is due, of one look: with more due than that, the next look goes on.
 LOOKS = 200
 
@@ -56,7 +59,8 @@ class Parked(Structure):
         names = [keys.parked, keys.recovered, keys.on_probation]
         prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
         pairs = [(name, ms) for name, ms in expires.items() if ms]
-        args: list[Any] = [max(EARLY, ahead), BATCH, ROOM, *prefixes, *chain.from_iterable(pairs)]
+        args: list[Any] = [max(EARLY, ahead), BATCH, ROOM, RELEASE_LISTS, *prefixes]
+        args += chain.from_iterable(pairs)
         total = 0
         for _ in range(LOOKS):
             count, unfinished, now, due = self.scripts.run("release", names, args)

@@ -1,17 +1,18 @@
 -- Puts parked jobs whose time has come in front of those that wait in their queues, or on probation.
 -- KEYS: lists with parked jobs, the flag that some job has counters, lists with probation
--- ARGV: ms before its time at which a job goes, most jobs, and bytes, of one list, prefixes of the
---       parked jobs, of the queue lists, of the probation lists and of counters, then each queue
---       list that has an x-expires, and that (ms). The lists are named here: there may be hundreds,
---       and few have something due
+-- ARGV: ms before its time at which a job goes; most jobs, and bytes, of one list; most lists;
+--       prefixes of the parked jobs, of the queue lists, of the probation lists and of counters; then
+--       each queue list that has an x-expires, and that (ms). The lists are named here: there may be
+--       thousands, and few have something due
 -- Returns: number of jobs that went, 1 where more are due, server ms, when the next one is due (ms; or
 --       nil)
 -- Crash: each job is in exactly one of the two.
 local index, flag, on_probation = KEYS[1], KEYS[2], KEYS[3]
 local early, most, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local parked_of, queue_of, probation_of, counters_of = unpack(ARGV, 4, 7)
+local lists = tonumber(ARGV[4])
+local parked_of, queue_of, probation_of, counters_of = unpack(ARGV, 5, 8)
 local expires = {}
-for i = 8, #ARGV, 2 do expires[ARGV[i]] = ARGV[i + 1] end
+for i = 9, #ARGV, 2 do expires[ARGV[i]] = ARGV[i + 1] end
 local now = now()
 local due = string.format('%.0f', now + early)
 local counted = redis.call('EXISTS', flag) == 1
@@ -44,7 +45,9 @@ local function release(name)
   if #members == most then unfinished = 1 end
   if to_queue and expires[name] then redis.call('PEXPIRE', queue, expires[name]) end
 end
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due)) do
+-- Some lists in one script, since thousands would keep the server; first whose job is due longest.
+for at, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due, 'LIMIT', 0, lists)) do
+  if at == lists then unfinished = 1 end
   local kind = redis.call('TYPE', parked_of .. name).ok
   if kind ~= 'zset' then
     redis.call('ZREM', index, name)  -- purged, or flushed

@@ -225,6 +225,7 @@ CASES: Sequence[Callable[[Bench], None]] = [
 def bench(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Whose scripts get whole lists, where the package would send them in parts."""
     monkeypatch.setattr(parked, "BATCH", MANY)
+    monkeypatch.setattr(parked, "RELEASE_LISTS", MANY)
     monkeypatch.setattr(queues, "CHUNK", MANY)
     return Bench(own)
 

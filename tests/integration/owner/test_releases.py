@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_superfetch.store.parked import BATCH, EARLY, ROOM, Parked
+from celery_superfetch.store.parked import BATCH, EARLY, RELEASE_LISTS, ROOM, Parked
 from support.workers.bench import Bench, payload
 
 HOUR = 3_600_000.0  # ms
@@ -14,7 +14,8 @@ def release(bench: Bench, most: int = BATCH, room: int = ROOM) -> list[Any]:
     """One script: how many went, whether more are due, the time, and when the next is due."""
     names = [bench.keys.parked, bench.keys.recovered, bench.keys.on_probation]
     kinds = bench.keys.parked_of, bench.keys.queue, bench.keys.probation, bench.keys.recoveries
-    return bench.scripts.run("release", names, [EARLY, most, room, *(kind("") for kind in kinds)])
+    args = [EARLY, most, room, RELEASE_LISTS, *(kind("") for kind in kinds)]
+    return bench.scripts.run("release", names, args)
 
 
 def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
@@ -67,3 +68,12 @@ def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench):
     bench.client.zadd(bench.keys.parked, {"mail": late})
     assert Parked(bench.database).release({}).jobs == 1000 + BATCH
     assert bench.client.zcount(bench.keys.parked_of("mail"), soon, soon) == 1000 - BATCH
+
+
+def test_what_is_due_in_thousands_of_lists_goes_in_one_look(bench):
+    names = [f"queue-{number}" for number in range(2 * RELEASE_LISTS + 7)]
+    for name in names:
+        bench.client.zadd(bench.keys.parked_of(name), {f"id\n{name}": 1})
+    bench.client.zadd(bench.keys.parked, dict.fromkeys(names, 1))
+    assert Parked(bench.database).release({}).jobs == len(names)
+    assert all(bench.queue(name) == [name.encode()] for name in names)

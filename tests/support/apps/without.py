@@ -37,6 +37,7 @@ from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
+from celery_superfetch.worker import handover as starts
 from celery_superfetch.worker import maintenance as maintenance_of
 from celery_superfetch.worker import prefork, steps, unreceivable
 from celery_superfetch.worker.handover import Handover
@@ -424,7 +425,7 @@ def free_locks() -> None:
 
 def ends_of_forked_children() -> None:
     """A process that a job forks may go on into the worker, and watches its parent's sockets."""
-    before_the_pool.ending_forked_children = lambda args: contextlib.nullcontext()
+    starts.ending_forked_children = lambda args: contextlib.nullcontext()
     poller.Poller.leave_to_parent = lambda self: None
 
 
