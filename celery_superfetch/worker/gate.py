@@ -254,7 +254,7 @@ class Gate(Runner):
         state.task_ready(request)
         handover.delivery.requeue()  # if that is open, and the job still ours
         request.acknowledged = True
-        logger.info("Job %s[%s] does not start here: %s.", request.name, request.id, why)
+        logger.info("Job %s does not start here: %s.", handover.job.title, why)
         self._release()
 
     def _release(self) -> None:

@@ -57,7 +57,8 @@ class Packed(NamedTuple):
         if self.pickled:
             try:
                 info = pickle.loads(self.pickled)
-                if _may_be_reported(exception_of(info)):
+                # Its text was tried where it was raised: here that may be a query of a model's.
+                if _is_failure(exception_of(info)):
                     return info
             except BaseException:  # its module may be importable in the pool process alone
                 pass
@@ -173,9 +174,12 @@ def is_harmless(error: BaseException) -> bool:
 def _may_be_reported(error: BaseException) -> bool:
     """Return whether Celery may get the failure of a task as it is. A ``SystemExit`` is none, but
     comes out of billiard's wrapper if a task raises that: Celery would raise it in the worker."""
+    return _is_failure(error) and is_harmless(error)
+
+
+def _is_failure(error: BaseException) -> bool:
     kind = type(error)
-    is_failure = issubclass(kind, Exception) and not issubclass(kind, OF_POOLS)
-    return is_failure and is_harmless(error)
+    return issubclass(kind, Exception) and not issubclass(kind, OF_POOLS)
 
 
 def plain(error: BaseException) -> Exception:

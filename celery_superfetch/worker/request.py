@@ -24,7 +24,7 @@ from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
-from ..model.foreign import describe, message_of
+from ..model.foreign import describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
@@ -88,7 +88,7 @@ class CountedRequest(Request):
                 self._already_cancelled = False
                 logger.warning(
                     "Job %s cannot be ended: it runs in a thread. The worker waits for it.",
-                    self.humaninfo(),
+                    self.title,
                 )
                 return
             # We are in a signal handler on top of the job: Celery's own error would fail it.
@@ -96,6 +96,11 @@ class CountedRequest(Request):
             if not self.acknowledged:
                 self._requeue()
             raise WorkerTerminate(EX_FAILURE) from None
+
+    @property
+    def title(self) -> str:
+        """Its task and id as one line for a log, whatever its sender has named them."""
+        return one_line(self.humaninfo())
 
     @property
     def _was_told(self) -> bool:
@@ -140,7 +145,7 @@ class CountedRequest(Request):
         except Exception:  # of a request class of the user; billiard would drop it without a word
             logger.exception(
                 "Job %s began, but a callback of its start failed: a monitor may not hear of it.",
-                self,
+                self.title,
             )
             if not self.task.acks_late:
                 self.acknowledge()  # else it would keep its place in the prefetch
@@ -237,7 +242,7 @@ class CountedRequest(Request):
             logger.exception(
                 "Job %s lost its run (%s) and could not be given back: it stays in this worker's "
                 "private list, and is recovered when the worker ends.",
-                self.humaninfo(),
+                self.title,
                 self._cut_short,
             )
         return None
@@ -267,7 +272,7 @@ class CountedRequest(Request):
             )
         except (RedisError, OSError) as error:
             # A job that goes back to its queue instead is counted when the server answers.
-            logger.warning("Job %s lost its run and cannot be sent anew: %s", self, error)
+            logger.warning("Job %s lost its run and cannot be sent anew: %s", self.title, error)
             return False
         if isinstance(judged, Carried):
             own = context.headers
@@ -280,7 +285,7 @@ class CountedRequest(Request):
             logger.error(
                 "Job %s was not sent anew after its last strike (%s). It was acked before it "
                 "ran, so it is not in the dead set: it has failed.",
-                self,
+                self.title,
                 self._cut_short,
             )
             return False

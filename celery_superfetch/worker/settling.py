@@ -48,7 +48,9 @@ def call_back(
         if inline and is_trouble(error):
             raise
         if kwargs.get("soft"):  # the only callback after which the job runs on
-            logger.error("Job %s got no soft time limit: it runs on.", request, exc_info=error)
+            logger.error(
+                "Job %s got no soft time limit: it runs on.", request.title, exc_info=error
+            )
         else:
             _free_slots(request, error)
 
@@ -59,11 +61,10 @@ def _free_slots(request: Any, error: BaseException) -> None:
         state.task_ready(request)
         if request.acknowledged or not request.delivery.is_open:
             logger.error(
-                "Job %s[%s] is settled, but a callback of its end failed: a caller or a monitor "
+                "Job %s is settled, but a callback of its end failed: a caller or a monitor "
                 "that waits for its result may not hear of it. See whether the result backend "
                 "answers.",
-                request.name,
-                request.id,
+                request.title,
                 exc_info=error,
             )
         else:
@@ -71,10 +72,9 @@ def _free_slots(request: Any, error: BaseException) -> None:
             _recover(request, error)
     except Exception:
         logger.exception(
-            "Job %s[%s] could not be requeued: it stays in this worker's private list, and is "
+            "Job %s could not be requeued: it stays in this worker's private list, and is "
             "recovered when the worker ends. Restart the worker.",
-            request.name,
-            request.id,
+            request.title,
         )
 
 
@@ -83,10 +83,9 @@ def _recover(request: Any, error: BaseException) -> None:
     of memory, is the cause."""
     delivery, app = request.delivery, request.app
     logger.error(
-        "Job %s[%s] ended, but could not be settled. Its slot is free, and it runs again, up to "
+        "Job %s ended, but could not be settled. Its slot is free, and it runs again, up to "
         "its strike limit. Fix its request class, or what else raised this error.",
-        request.name,
-        request.id,
+        request.title,
         exc_info=error,
     )
     is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
