@@ -219,8 +219,9 @@ class Announcement:
 
 def pill_of(job: DeadJob) -> PoisonPill:
     """What the caller of a killed job gets."""
+    counted = toll(job.strikes, job.recoveries, job.stops)
     text = (
-        f"Job {job.task}[{job.task_id}] was killed after {toll(job.strikes, job.recoveries)} "
+        f"Job {job.task}[{job.task_id}] was killed after {counted} "
         f"(last: {job.reason}; owner {job.owner}). It is in the dead set as {job.id}."
     )
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}

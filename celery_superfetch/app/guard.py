@@ -35,7 +35,7 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
             "Job %s reached its limit (%s) but %s: it was recovered, not "
             "killed. A worker of its own app has to be the one that reaps it.",
             recovery.title,
-            toll(recovery.strikes, recovery.recoveries),
+            toll(recovery.strikes, recovery.recoveries, recovery.stops),
             stranger,
         )
         return Decision.RECOVER
@@ -48,25 +48,36 @@ def limits_of(app: Celery) -> Limits:
     """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
     config = config_of(app)
 
-    def strikes(name: str | None) -> int | None:
-        limit = getattr(app.tasks.get(name), "superfetch_strike_limit", config.strike_limit)
-        try:
-            check({"strike_limit": config.strike_limit if limit is None else limit})
-        except ConfigError:
-            _refuse(str(name), describe(limit), config.strike_limit)
-            return config.strike_limit
-        return limit
+    def strikes(task: str | None) -> int | None:
+        return _limit(app, task, "strike_limit", config.strike_limit)
 
-    return Limits(strikes, config.recovery_limit)
+    def stops(task: str | None) -> int | None:
+        return _limit(app, task, "stop_limit", config.stop_limit)
+
+    return Limits(strikes, config.recovery_limit, stops)
+
+
+def _limit(app: Celery, task: str | None, option: str, default: int | None) -> int | None:
+    """Return a task's own value for an option that limits something; None: there is no limit."""
+    limit: int | None = getattr(app.tasks.get(task), f"superfetch_{option}", default)
+    try:
+        if limit is not None:
+            check({option: limit})
+    except ConfigError:
+        _refuse(str(task), option, describe(limit), default)
+        return default
+    return limit
 
 
 @cache
-def _refuse(task: str, limit: str, instead: int) -> None:
-    """Say it once; the task's author has to hear of it, and its jobs need some limit."""
+def _refuse(task: str, option: str, limit: str, instead: int | None) -> None:
+    """Log it once: the task's author has to know, and its jobs need some limit."""
     logger.error(
-        "Task %s: superfetch_strike_limit must be None or a whole number greater than 0, it is %s. "
-        "The option's own (strike_limit, %d) holds instead.",
+        "Task %s: superfetch_%s must be None or a whole number greater than 0, it is %s. "
+        "The option's own (%s, %s) holds instead.",
         task,
+        option,
         limit,
+        option,
         instead,
     )

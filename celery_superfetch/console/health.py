@@ -10,6 +10,7 @@ from ..inspector import Inspector
 from ..model.arguments import task_title
 from ..model.facts import HUNG, SILENT
 from ..model.silence import watch_time
+from ..model.strikes import STOPS_NAMED
 from ..model.words import ago, number, passed, span
 from .overview import LATELY, by_need, by_queue, overview_of
 
@@ -80,6 +81,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *_queues(overview),
         *_owners(overview),
         *_long_runs(overview),
+        *_stopped(overview),
         *_passes(overview),
         *_beats(overview),
         *_deaths(overview),
@@ -166,6 +168,24 @@ def _long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
             f"{id}`; a time limit ends such runs by itself"
         )
         yield Finding("warning", "stuck-job", text, fix)
+
+
+def _stopped(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Jobs that a deploy has cut short too often to be innocent: they may stop their workers."""
+    jobs = overview["stopped"]
+    if not jobs:
+        return
+    worst = jobs[0]
+    text = (
+        f"job {task_title(worst['task'])}[{worst['id'] or worst['digest']}] on queue "
+        f"{worst['queue']} was cut short {worst['stops']} times because its worker was stopping"
+    )
+    text += f", and {len(jobs) - 1} more at least {STOPS_NAMED} times" if len(jobs) > 1 else ""
+    fix = (
+        "if these were no deploys, a job or a watcher stops the worker: look for a signal, a "
+        "control command or a memory limit. At its stop_limit the job goes to the dead set"
+    )
+    yield Finding("warning", "stopped-job", text, fix)
 
 
 def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:

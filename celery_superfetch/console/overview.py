@@ -55,6 +55,11 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "unannounced": inspector.dead_set.untold(),
             **_killed(inspector, now),
         },
+        # Jobs whose runs stops of their workers cut short again and again.
+        "stopped": [
+            {**job, "queue": job["queue_list"].partition(inspector.separator)[0]}
+            for job in inspector.strikes.stopped()
+        ],
         # Of stock workers: what they work on, and what the killed ones left.
         "unacked": inspector.unacked.size(),
         "beats": inspector.history.beats(),

@@ -29,6 +29,7 @@ DEAD_ID_HEADER, DEAD_ID = "superfetch_dead_id", "@dead_id@"
 Seconds: TypeAlias = float
 Strikes: TypeAlias = int
 Recoveries: TypeAlias = int
+Stops: TypeAlias = int
 Jobs: TypeAlias = int
 Port: TypeAlias = int
 Text: TypeAlias = str
@@ -66,8 +67,14 @@ class Config:
     Sidekiq Pro's."""
 
     recovery_limit: Recoveries = 20
-    """A job goes on probation at this many recoveries, with strikes or without. Recoveries alone
-    kill no job. The figure is RabbitMQ's delivery limit."""
+    """A job goes on probation at this many recoveries, with strikes or without; stops do not count.
+    Recoveries alone kill no job. The figure is RabbitMQ's delivery limit."""
+
+    stop_limit: Stops | None = 50
+    """A job is killed at this many stops: runs that were cut short because their worker was
+    stopping. A deploy is one stop, and no strike; a job that stops its own worker looks the same.
+    From the tenth stop on, the log, `status` and `doctor` name the job. A task may have its own
+    limit. None: never."""
 
     dead_limit: Jobs = 10_000
     """The dead set keeps at most so many jobs of this app. The oldest are dropped, counted
@@ -157,6 +164,8 @@ def check(options: Mapping[str, Any]) -> None:
 def _wrong_with(name: str, value: Any) -> str:
     """What this option must be, where ``value`` is something else, and no default."""
     kind, unit = OPTIONS[name], UNITS[name]
+    if value is None and name in MAY_BE_NONE:
+        return ""
     if name in CHOICES:
         return "" if value in CHOICES[name] else f"one of {', '.join(map(repr, CHOICES[name]))}"
     if kind == "str":
@@ -174,6 +183,8 @@ def _wrong_with(name: str, value: Any) -> str:
 
 CHOICES = {"unknown_tasks": ("requeue", "discard")}  # what is not just any text
 _ALIASES = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
+#: Options that None turns off.
+MAY_BE_NONE = {name for name, kind in Config.__annotations__.items() if kind.endswith("| None")}
 #: Names of all options -> what they are counted in.
 UNITS = {name: alias.lower() for name, alias in _ALIASES.items()}
 #: Names of all options -> the names of their types.

@@ -20,7 +20,7 @@ FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
-STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries")}
+STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
 
 
 def utc(seconds: float | None) -> str | None:
@@ -44,11 +44,12 @@ class DeadJob:
     node: str  #: Celery's name of its last owner; empty outside Celery
     owner: str  #: its last owner, as ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
-    recoveries: int  #: how often its run was cut short
+    recoveries: int  #: how often it was recovered
     #: Oldest first, its death last; each has owner, reason, strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: time of death, by the server's clock, in ms
     steps: str = ""  #: what its runs have handed on: a retry hands on the rest
+    stops: int = 0  #: runs that were cut short because their worker was stopping
 
     @property
     def parsed(self) -> bool:
@@ -101,18 +102,19 @@ class DeadJob:
     def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
         """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
         history = recovery.history if recovery.counted else (*recovery.history, recovery.event)
+        stored = {name: value for name, value in vars(recovery).items() if name in STORED.values()}
         return cls(
             id=id or recovery.digest,
             payload=recovery.job.payload,
             queue_list=recovery.job.queue_list,
             owner=str(history[-1].get("owner")),
             history=history,
-            **{name: value for name, value in vars(recovery).items() if name in STORED.values()},
+            **{**stored, "reason": recovery.why_dead},
         )
 
     @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
-        record, text = {"node": "", **record}, record["payload"]
+        record, text = {"node": "", "stops": 0, **record}, record["payload"]
         return cls(
             id=id,
             payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),

@@ -16,6 +16,7 @@ TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are 
 OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "stuck_jobs"
 SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
 HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
+STOPPING = "stopping"  # state of an owner that was told to stop
 SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks
 
 

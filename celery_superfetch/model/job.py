@@ -40,12 +40,16 @@ class Counters(NamedTuple):
 
     strikes: int | None = None  # None: not recorded, so what the message carries counts
     recoveries: int = 0
-    #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s).
+    #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s), and stop where
+    #: it was one.
     history: tuple[Mapping[str, Any], ...] = ()
     probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
     token: int = 0  # of the latest claim
     steps: str = ""  # what they have handed on (``model/step.py``)
+    stops: int = 0  # runs that were cut short because their worker was stopping
+    deaths: int = 0  # strikes by the death of an owner, and not of the job's own process
+    alongside: int = 0  # those of them that it met alongside other jobs
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
@@ -63,7 +67,8 @@ class Counters(NamedTuple):
     def as_header(self, carried: int) -> dict[str, Any]:
         """As a task sees it."""
         strikes = self.total(carried)
-        return {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
+        counts = {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
+        return {**counts, "stops": self.stops}
 
 
 class Claimed(NamedTuple):

@@ -26,12 +26,13 @@ class Owner(Membership):
         self.lock = held.lock
         # What becomes of jobs, as its parts have it.
         self.wait, self.delivered = held.wait, held.delivered
-        self.begin, self.end = held.begin, held.end
+        self.begin, self.end, self.cut_short = held.begin, held.end, held.cut_short
         self.ack, self.requeue, self.park = held.ack, held.requeue, held.park
         self.requeue_waiting, self.may_start = held.requeue_waiting, held.may_start
+        self.put_on_probation = held.put_on_probation
         self.flush, self.post, self.unrecord = held.flush, held.post, held.unrecord
         self.recover_or_kill = runs.recover_or_kill
-        self.kill, self.kill_spared = runs.kill, runs.kill_spared
+        self.kill, self.kill_if_over_limit = runs.kill, runs.kill_if_over_limit
         self.bury, self.quarantine, self.sent_anew = runs.bury, runs.quarantine, runs.sent_anew
         # What its parts know of a job, and of the others.
         self.holds, self.runs = held.jobs.__contains__, held.jobs.runs
@@ -154,6 +155,15 @@ class Owner(Membership):
         starts beside it for so many seconds, by its level."""
         with self.lock:  # another channel may ask whether it is over
             claimed = self.in_flight.claim_alone(self.name, queue_list)
+            if claimed is not None:
+                self.in_flight.jobs.alone_until = monotonic() + solitude(claimed.probation)
+            return claimed
+
+    def claim_alongside(self, queue_list: str, solitude: Callable[[int], float]) -> Claimed | None:
+        """Claim the next suspect of a queue list, if it need not run alone any more; no other
+        suspect starts beside it for so many seconds, by its level."""
+        with self.lock:
+            claimed = self.in_flight.claim_alongside(self.name, queue_list)
             if claimed is not None:
                 self.in_flight.jobs.alone_until = monotonic() + solitude(claimed.probation)
             return claimed

@@ -9,7 +9,16 @@ from typing import Any
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe
 from ..model.job import Job, digest, parse
-from ..model.strikes import Blame, Decision, Limits, Recovery, Running, blame, toll
+from ..model.strikes import (
+    STOPS_NAMED,
+    Blame,
+    Decision,
+    Limits,
+    Recovery,
+    Running,
+    blame,
+    toll,
+)
 from ..model.words import command
 from ..signals import job_killed, job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
@@ -36,8 +45,9 @@ class Judge(StrikeCounters):
             blamed = blame(job.claim_id, running, record, limits)
             if digest(job.payload) in struck:
                 blamed = Blame.NONE
+            envelope, own = parse(job.payload), running.own
             recoveries.append(
-                Recovery.of(job, parse(job.payload), record, blame=blamed, limits=limits, **details)
+                Recovery.of(job, envelope, record, blame=blamed, limits=limits, own=own, **details)
             )
         return recoveries
 
@@ -72,7 +82,8 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
     """Say what was done; returns a job that was killed."""
     recovery = outcome.recovery
     if not outcome.dead_id:
-        if recovery.blame is not Blame.NONE:
+        often = recovery.blame is Blame.STOP and recovery.stops >= STOPS_NAMED
+        if recovery.blame.is_strike or often:
             warn_of(recovery)
         job_recovered.send(sender=sender, recovery=recovery)
         return None
@@ -82,8 +93,8 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         "says why, and `dead retry` puts it back.",
         recovery.title,
         " before it ran again," if recovery.counted else "",
-        toll(recovery.strikes, recovery.recoveries),
-        recovery.reason,
+        toll(recovery.strikes, recovery.recoveries, recovery.stops),
+        recovery.why_dead,
         command(),
         dead.id,
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from ..model import forks
-from ..model.facts import HUNG, SCHEMA, Facts
+from ..model.facts import HUNG, SCHEMA, STOPPING, Facts
 from ..model.job import Job, queue_list_of
 from ..model.silence import Silence, watch_time
 from ..model.strikes import Blame, Limits, Running
@@ -204,9 +204,9 @@ class Reaper(Structure):
             report.recovered += self.first_schema.requeue(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
-        excused = facts.was in ("stopping", HUNG)
-        running = Running(held.running, excused=excused, at_death=facts.ran)
-        struck = set[str]()  # digests of jobs that have had the strike of this death
+        hung, stopping = facts.was == HUNG, facts.was == STOPPING
+        running = Running(held.running, excused=hung, at_death=facts.ran, stopping=stopping)
+        struck = set[str]()  # digests of jobs that have had the strike, or stop, of this death
         for queue_list, claims in groupby(sorted(held.claims, key=queue_list_of), queue_list_of):
             with report.surviving(f"private list of {owner} for {queue_list}"):
                 claims_here = [*claims]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ..model.config import ANNOUNCE_TASK
-from ..model.job import Counters
-from ..model.strikes import Decision, Recovery
+from ..model.job import UNREADABLE, Counters
+from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, Decision, Recovery
 from .database import Database, Structure
 from .dead_set import DeadSet
 from .wire.scripts import Call
@@ -32,6 +33,15 @@ def _made(notice: Notice | None, recovery: Recovery) -> bytes | None:
     return b"" if recovery.task == ANNOUNCE_TASK else notice(recovery.job.queue_list)
 
 
+def _read(raw: bytes) -> dict[str, str]:
+    """Read the record of a stopped job; empty where it is none."""
+    try:
+        row = json.loads(raw)
+        return {name: str(row[name]) for name in ("digest", "task", "id", "queue_list")}
+    except UNREADABLE:
+        return {}
+
+
 class StrikeCounters(Structure):
     """Strikes and recoveries of jobs (``superfetch:recoveries:<digest>``)."""
 
@@ -41,9 +51,22 @@ class StrikeCounters(Structure):
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         names = [self.keys.recoveries(digest) for digest in digests]
-        fields = ("strikes", "recoveries", "history", "probation")
+        fields = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
         rows = self.scripts.run("counters", names, fields)
         return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
+
+    def stopped(self) -> list[dict[str, Any]]:
+        """Return the unsettled jobs that stops cut short again and again, the worst first: digest,
+        task, id, queue_list and stops of each."""
+        rows = [_read(raw) for raw in self.client.zrange(self.keys.stopped, 0, -1)]
+        by_digest = {row["digest"]: row for row in rows if row}
+        known = self.counters([*by_digest]) if by_digest else []
+        jobs = [
+            {**row, "stops": counters.stops}
+            for row, counters in zip(by_digest.values(), known, strict=True)
+            if counters.stops >= STOPS_NAMED  # else it was settled since
+        ]
+        return sorted(jobs, key=lambda job: -job["stops"])
 
     def carry_out(
         self,
@@ -84,11 +107,12 @@ class StrikeCounters(Structure):
         keys, first, window = self.keys, recoveries[0], int(self.config.strike_window)
         owner, queue_list = first.job.owner, first.job.queue_list
         names = [keys.facts(owner), keys.private(owner), keys.queue(queue_list), keys.recovered]
-        names += [keys.stats, keys.probation(queue_list), keys.on_probation]
+        names += [keys.stats, keys.probation(queue_list), keys.on_probation, keys.stopped]
         args: list[Any] = [int(marked), window, expires, queue_list, owner, first.reason]
+        args += [STOPS_TO_FRONT, STOPS_NAMED]
         for recovery in recoveries:
             job = recovery.job
             names.append(keys.recoveries(recovery.digest))
             args += [job.claim_id, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
-            args.append(recovery.probation)
+            args += [recovery.probation, int(recovery.own), recovery.record]
         return Call("recover", names, args)

@@ -17,6 +17,7 @@ class Keys:
         self.on_probation = f"{own}probation"  # SET of the queue lists with suspects on probation
         self.parked = f"{own}parked"  # ZSET queue list -> when its next job is due (server ms)
         self.rest = f"{own}rest"  # HASH of the latest rest for suspects, and when the next may be
+        self.stopped = f"{own}stopped"  # ZSET JSON of a job that many stops cut -> when (server ms)
         self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
         self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
         self.dead_caps = f"{own}dead:caps"  # HASH job id -> ZSET of its cap: dead_of or dead_junk

@@ -14,9 +14,11 @@ from ..model.job import (
     claim_id,
     claim_number,
     digest,
+    parse,
     queue_list_of,
 )
 from ..model.step import Claim, was_published
+from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
 from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
@@ -103,12 +105,18 @@ class PrivateLists(Structure):
         queue, landing = self.keys.queue(queue_list), self.keys.landing(owner, queue_list)
         connection.send("BLMOVE", queue, landing, "RIGHT", "LEFT", timeout)
 
-    def claim_alone(self, owner: str, queue_list: str) -> Call:
-        """The call that claims the next job on probation; its last argument is the claim id."""
+    def claim_suspect(self, owner: str, queue_list: str, alongside: bool = False) -> Call:
+        """Return the call that claims the next job on probation, to run ``alongside`` others only
+        if a quiesce for it was in vain; its last argument is the claim id."""
         keys = self.keys
         names = [keys.owners, keys.on_probation, keys.probation(queue_list), keys.private(owner)]
         id = claim_id(self._numbers(1), queue_list)
-        return Call("probation", names, [owner, queue_list, keys.recoveries(""), id])
+        args = [owner, queue_list, keys.recoveries(""), int(alongside), id]
+        return Call("probation", names, args)
+
+    def mark_suspect(self, job: Job) -> None:
+        """Let whatever returns a job put it on probation; its history must be there."""
+        self.client.hsetnx(self.keys.recoveries(digest(job.payload)), "probation", 1)
 
     def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
         """The call that settles jobs of one owner, those with counters first, and has others run
@@ -119,17 +127,25 @@ class PrivateLists(Structure):
         ids = [job.claim_id for job, _ in settled]
         return Call("ack", keys, [len(ids), *ids, *[job.claim_id for job in starting]])
 
-    def requeue(self, jobs: Sequence[Job], where: str, expires: int) -> Call:
-        """The call that gives jobs of one owner and queue list back, to the ``front`` (the newest
-        claim comes first) or the ``back``; how many were there. ``expires``: ms of x-expires (0:
-        none)."""
+    def requeue(
+        self, jobs: Sequence[Job], where: str, expires: int, stopped: Collection[Job] = ()
+    ) -> Call:
+        """Return the call that gives jobs of one owner and queue list back, to the ``front`` (the
+        newest claim comes first) or the ``back``; its reply is how many were there. ``expires``: ms
+        of x-expires (0: none); ``stopped``: those whose run was cut short because their worker was
+        stopping."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
-        names += [keys.probation(queue_list), keys.on_probation]
+        names += [keys.probation(queue_list), keys.on_probation, keys.stopped]
         names += [keys.recoveries(digest(job.payload)) for job in jobs]
-        args = [queue_list, where, int(self.config.strike_window), expires]
+        window = int(self.config.strike_window)
+        args = [queue_list, where, window, expires, owner, STOPS_TO_FRONT, STOPS_NAMED]
+        for job in jobs:
+            envelope = parse(job.payload) if job in stopped else None
+            record = stop_record(job, envelope.task, envelope.task_id) if envelope else ""
+            args += [job.claim_id, record]
         # Whole: one that the server does not know yet would come behind its successor.
-        return Call("requeue", names, [*args, *(job.claim_id for job in jobs)], whole=True)
+        return Call("requeue", names, args, whole=True)
 
     def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
         return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
@@ -227,5 +243,5 @@ def earlier_of(mark: Any) -> Counters | None:
     if not isinstance(mark, list):
         return None
     # Only a suspect's has the last one.
-    fields = ("recoveries", "strikes", "requeues", "token", "steps", "probation")
+    fields = ("recoveries", "strikes", "requeues", "token", "steps", "stops", "probation")
     return Counters.read(**dict(zip(fields, mark, strict=False)))

@@ -159,8 +159,8 @@ class Channel(redis.Channel):
             return False
         unreceivable = self.unreceivable
         try:
-            dead = unreceivable and unreceivable.kills(claimed, self)
-            message = None if dead else self.qos.receive(claimed)
+            gone = unreceivable and unreceivable.intercept(claimed, self)
+            message = None if gone else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise

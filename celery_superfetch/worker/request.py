@@ -28,6 +28,7 @@ from ..model.foreign import describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
+from .in_process import ENDS_OF_WORKERS
 from .outcomes import exception_of
 from .stopping import SOLO, is_of, told_to_stop
 from .unreceivable import fault_of, settle
@@ -52,6 +53,7 @@ class CountedRequest(Request):
     _killed = False  # it is in the dead set
     _greenlet_killed = False
     _settles = False  # its run is over, and whoever ran it is about to say so
+    _ended_its_worker = False  # its task raised what ends a worker
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self.delivery = delivery_of(message)  # None for what is not fetched reliably
@@ -112,7 +114,7 @@ class CountedRequest(Request):
             return
         if told_to_stop(delivery.owner):
             if delivery.is_open:  # it goes back with the others, in order, when the channel closes
-                delivery.owner.end(delivery.job)
+                delivery.owner.cut_short(delivery.job)
             return
         self.acknowledged = True
         if self._greenlet_killed:
@@ -153,15 +155,17 @@ class CountedRequest(Request):
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = exception_of(exc_info)
         own = self.delivery is not None and not self._was_told
+        self._ended_its_worker = own and isinstance(exc, ENDS_OF_WORKERS)
         if own and isinstance(exc, (Terminated, SystemExit)):
             # The child outlived the signal for an earlier job, and died of this one. Celery would
             # take it for revoked, and its ack would lose it. Or the task ended it: Celery 5.6 would
             # have that failed, or lost, as its billiard says.
             status = exc.args[0] if exc.args else 0
+            how = human_status(status if isinstance(status, int) else 1)
+            if self._ended_its_worker:
+                how = type(exc).__name__
             try:
-                raise WorkerLostError(
-                    EXITED + human_status(status if isinstance(status, int) else 1)
-                )
+                raise WorkerLostError(EXITED + how)
             except WorkerLostError as lost:
                 exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
@@ -232,7 +236,8 @@ class CountedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        way = partial(delivery.owner.recover_or_kill, stopping=told_to_stop(delivery.owner))
+        stopping = told_to_stop(delivery.owner) and not self._ended_its_worker
+        way = partial(delivery.owner.recover_or_kill, stopping=stopping)
         try:
             if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
                 self._killed = True

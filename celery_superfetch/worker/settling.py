@@ -90,5 +90,5 @@ def _recover(request: Any, error: BaseException) -> None:
     )
     is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
     excused = is_fault_of_worker or told_to_stop(delivery.owner)
-    way = partial(delivery.owner.recover_or_kill, stopping=excused)
+    way = partial(delivery.owner.recover_or_kill, excused=excused)
     settle(delivery, way, f"it could not be settled: {message_of(error)}", app, limits_of(app))

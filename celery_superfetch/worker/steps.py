@@ -100,6 +100,7 @@ class Maintenance(bootsteps.StartStopStep):
         limits = limits_of(app)
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
+            limits.stops(task)
         worker.superfetch_gate = Gate(worker)
         self.thread.start()
         self.release_thread.start()

@@ -16,7 +16,8 @@ from redis.exceptions import DataError, RedisError
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe
-from ..model.job import Claimed, eta_of
+from ..model.job import Claimed, eta_of, parse
+from ..model.strikes import STOPS_NAMED, stops_outlook
 from ..owner.owner import Owner
 from ..transport.deliveries import Delivery, delivery_of
 from .outcomes import exception_of, info_of
@@ -29,14 +30,33 @@ logger = get_logger(__name__)
 FAR = 10 * 365 * 86_400
 
 
-def kills(claimed: Claimed, channel: Any) -> bool:
-    """Whether a job is over its limit, which another app did not know, and is dead now."""
-    if not (claimed.counters and claimed.counters.strikes):
+def intercept(claimed: Claimed, channel: Any) -> bool:
+    """Move a job that has used up its strikes or stops to the dead set, and one before its last
+    stop to probation; whether it has left this worker."""
+    counters, owner, job = claimed.counters, channel.owner, claimed.job
+    if counters is None or not (counters.strikes or counters.stops):
         return False
-    owner = channel.owner
     app = owner.runner.worker.app
-    owner.kill_spared(claimed.job, app, limits_of(app))
-    return not owner.holds(claimed.job)
+    limits, stops = limits_of(app), counters.stops
+    stop_limit = limits.stops(parse(job.payload).task) if stops else None
+    if counters.strikes or (stop_limit is not None and stops >= stop_limit):
+        owner.kill_if_over_limit(job, app, limits)
+        if not owner.holds(job):
+            return True
+    # Whatever stops a worker cuts all short that run there. Alone, only the one that does it is.
+    is_next_the_last = stop_limit is not None and stops == stop_limit - 1
+    goes_on_probation = is_next_the_last and not counters.probation
+    if stops >= STOPS_NAMED or goes_on_probation:
+        logger.warning(
+            "Job %s: %s%s. If these were no deploys, a job or a watcher stops the worker: look for "
+            "a signal, a control command or a memory limit.",
+            job.title,
+            stops_outlook(stops, stop_limit),
+            "; before that it runs alone" if is_next_the_last else "",
+        )
+    if goes_on_probation:
+        owner.put_on_probation(job)
+    return goes_on_probation
 
 
 def parks(message: Any) -> bool:
@@ -134,7 +154,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         if short:
             delivery.requeue()
         else:  # it may be this job's doing all the same: where it has a worker for itself, it is
-            way = partial(owner.recover_or_kill, stopping=True)
+            way = partial(owner.recover_or_kill, excused=True)
             settle(delivery, way, f"its worker failed over it: {why}", app, limits_of(app))
         raise runner.failure from exc
     logger.error(

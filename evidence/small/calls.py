@@ -44,7 +44,7 @@ def claim(spaces: Keyspaces, owner: str, landed: bool, starts: int) -> Any:
 
 
 def claim_alone(spaces: Keyspaces, owner: str) -> Any:
-    call = spaces.lists.claim_alone(owner, QUEUE)
+    call = spaces.lists.claim_suspect(owner, QUEUE)
     reply = spaces.run(*call)
     if reply[0] != b"ok":
         return None

@@ -44,6 +44,11 @@ return rows
 WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset": "ZADD"}
 
 
+#: Fields of a job's history of which no decision of this world depends -> what stands for each.
+SAME_TO_ALL = {"history": "[]"}
+SAME_TO_ALL |= dict.fromkeys(("requeues", "token", "stops", "deaths", "alongside"), "1")
+
+
 class ScriptError(Exception):
     """A script of ours failed."""
 
@@ -164,7 +169,7 @@ class Keyspaces:
         if key.startswith(self.keys.facts("")) and name not in ("state", "was", "ran"):
             return ()
         if key.startswith(self.keys.recoveries("")):
-            text = {"history": "[]", "requeues": "1", "token": "1"}.get(name, text)
+            text = SAME_TO_ALL.get(name, text)
         if key == self.keys.dead_jobs:
             record = json.loads(text)
             text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})

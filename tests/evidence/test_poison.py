@@ -189,8 +189,8 @@ def test_an_old_pill_that_kills_its_worker_runs_three_times(worker, old, ledger,
     assert (record["task"], record["task_id"]) == ("shop.kill_owner", pill.id)
 
 
-#: Judged without a strike, before the strikes.
-RECOVERIES = 2
+#: That end a job.
+STOPS = 3
 
 
 def lives(worker: Any, count: int, **options: int) -> None:
@@ -202,32 +202,26 @@ def lives(worker: Any, count: int, **options: int) -> None:
 def test_a_loop_that_begins_with_term_ends(worker, shop, ledger, db):
     """A3, a job that has its worker stopped and then ends its own process: each was a requeue,
     counted by nobody: 25 runs in 25 s."""
-    limits = {"recovery_limit": RECOVERIES, "strike_limit": STRIKES}
+    limits = {"stop_limit": STOPS, "recovery_limit": 1}
     pill = shop.stop_owner.delay("pill")
-    lives(worker, 1, **limits)
+    lives(worker, STOPS - 1, **limits)
     [counters] = db.counters()
-    assert (counters["recoveries"], counters["strikes"]) == ("1", "0"), "a deploy is no fault"
+    counted = [counters[name] for name in ("recoveries", "strikes", "stops")]
+    assert counted == [str(STOPS - 1), "0", str(STOPS - 1)], "a deploy is no fault"
     assert db.waiting() == ["pill"]
     lives(worker, 1, **limits)
-    assert db.on_probation() == ["pill"]
-    lives(worker, STRIKES - 1, **limits)
-    assert db.strikes() == {"pill": (STRIKES - 1, "exact")}
-    assert not db.dead()
-    lives(worker, 1, **limits)
-    assert ledger.runs()["pill"] == RECOVERIES + STRIKES
+    assert ledger.runs()["pill"] == STOPS
     [record] = db.dead()
     assert record["task_id"] == pill.id
-    assert [entry["strike"] for entry in record["history"]] == [""] * RECOVERIES + [
-        "exact"
-    ] * STRIKES
+    assert [entry["stop"] for entry in record["history"]] == [True] * STOPS
     worker(concurrency=1, options=limits)  # whoever lives tells its caller
     with pytest.raises(PoisonPill, match="pool process lost"):
         pill.get(timeout=10)
 
 
 def test_without_the_limit_it_goes_on(worker, shop, ledger, db):
-    """A3, the control: what ends the loop is the limit of recoveries."""
+    """A3, the control: what ends the loop is the limit of stops."""
     shop.stop_owner.delay("pill")
-    lives(worker, RECOVERIES + STRIKES + 1, strike_limit=STRIKES, recovery_limit=1000)
-    assert ledger.runs()["pill"] == RECOVERIES + STRIKES + 1
+    lives(worker, STOPS + 1, recovery_limit=1, stop_limit=1000)
+    assert ledger.runs()["pill"] == STOPS + 1
     assert not db.dead()

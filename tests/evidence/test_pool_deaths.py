@@ -155,12 +155,14 @@ def test_a_task_that_exits_is_a_strike_and_its_reason_is_one_line(
     assert ledger.runs() == {"job": 2}
 
 
-def test_a_task_that_shuts_a_solo_worker_down_goes_back_without_a_strike(worker, app, ledger, db):
-    """It asks for a warm shutdown, as SIGTERM does: each worker that runs it stops."""
+def test_a_task_that_shuts_a_solo_worker_down_is_killed_at_its_third_strike(
+    worker, app, ledger, db
+):
+    """It raises what ends a worker, as Celery lets it: each worker that runs it stops in order."""
     app.send_task("features.stops", ("job",))
-    for runs in range(1, 5):
+    for runs in range(1, 4):
         assert worker(app="features", pool="solo", ready=False).wait_exit() == 0
         assert ledger.runs() == {"job": runs}
-        assert db.waiting() == ["job"]
-    assert not [row for row in db.counters() if int(row.get("strikes", 0))]
-    assert not db.dead()
+    [record] = db.dead()
+    assert [entry["strike"] for entry in record["history"]] == ["exact"] * 3
+    assert "WorkerShutdown" in record["reason"]

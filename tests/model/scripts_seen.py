@@ -156,7 +156,7 @@ class Truth(Known):
         self.notable["what landed goes back"] += total
 
     def _probation(self, call: Call, reply: Any) -> None:
-        (_, _, probation, _), (owner, name, _, id) = call.keys, call.args
+        (_, _, probation, _), (owner, name, *_, id) = call.keys, call.args
         waiting = self.lists[probation].total()
         expected = b"unregistered" if owner not in self.owners else b"ok" if waiting else b"none"
         assert reply[0] == expected
@@ -207,7 +207,7 @@ class Truth(Known):
     def _requeue(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[1], call.keys[4]
         owner, total = self._owner_of(call.keys[0]), 0
-        for id in call.args[4:]:
+        for id, record in zip(call.args[7::2], call.args[8::2], strict=True):
             if id in self.held[owner]:
                 self.go_back(owner, id, self.held[owner][id])
             payload, ran = self.end(owner, id)
@@ -221,6 +221,9 @@ class Truth(Known):
                 self.on_probation.add(call.args[0])
             card.counted = True
             card.runs -= ran
+            if record:
+                card.stops += 1
+                self.notable["a stop cut a run short"] += 1
         assert reply == total
 
     def _recover(self, call: Call, reply: Any) -> None:
@@ -228,7 +231,8 @@ class Truth(Known):
         marked, owner = bool(call.args[0]), call.args[4]
         counted: set[bytes] = set()
         for at, outcome in enumerate(reply):
-            id, expected, strikes, blame, suspect = call.args[6 + 5 * at : 11 + 5 * at]
+            id, expected, strikes, blame, suspect, own, _ = call.args[8 + 7 * at : 15 + 7 * at]
+            assert own == (not marked)
             payload = self.held[owner].get(id)
             seen = -1 if payload in counted else expected
             if not self._holds(marked, owner, seen, payload, outcome):
@@ -237,18 +241,22 @@ class Truth(Known):
             counted.add(payload)
             card = self.cards[payload]
             self._judge(owner if marked else "", id, payload, blame, strikes)
-            limit = self.limit(payload)
+            limit, struck = self.limit(payload), blame in ("exact", "suspect")
             assert bool(suspect) == bool(
                 limit is not None
                 and (
                     card.probation
-                    or bool(blame and strikes >= limit - 1)
-                    or card.recoveries + 1 >= self.config.recovery_limit
+                    or bool(strikes >= limit - 1 and struck and (marked or card.deaths))
+                    or card.recoveries + 1 - card.stops - (blame == "stop")
+                    >= self.config.recovery_limit
                 )
             )
             if suspect:
                 assert suspect == max(1, card.probation + (blame == "suspect"))
             card.strikes, card.recoveries = strikes, card.recoveries + 1
+            card.stops += blame == "stop"
+            card.deaths += struck and marked
+            card.alongside += blame == "suspect"
             card.probation, card.counted = suspect, True
             self.go_back(owner, id, payload)
             self._ended(owner, id, payload, blame)
@@ -308,10 +316,11 @@ class Truth(Known):
         if owner and blame:
             self.struck.add((owner, payload))
         most = limit - 1 if blame == "suspect" and limit is not None else card.strikes + 1
+        struck = blame in ("exact", "suspect")
         assert strikes == (
-            max(card.strikes, min(card.strikes + 1, most)) if blame else card.strikes
+            max(card.strikes, min(card.strikes + 1, most)) if struck else card.strikes
         )
-        card.blamed += bool(blame)
+        card.blamed += struck
         if blame == "exact":
             assert self.culprits.get(owner, payload) == payload, "another job has done it"
             if payload not in self.killers:
@@ -320,7 +329,7 @@ class Truth(Known):
     def _ended(self, owner: str, id: str, payload: bytes, blame: str) -> None:
         """A claim is over, otherwise than by its owner's will."""
         _, ran = self.end(owner, id)
-        if ran and not blame:
+        if ran and blame in ("", "stop"):
             self.cards[payload].runs -= 1
             self.cards[payload].deployed += 1
 

@@ -28,6 +28,11 @@ class Card:
     recoveries: int = 0
     #: Which solitude is its next; 0: it is not on probation.
     probation: int = 0
+    #: Runs that were cut short because their owner was stopping.
+    stops: int = 0
+    #: Strikes by the death of an owner, and those of them that it met alongside others.
+    deaths: int = 0
+    alongside: int = 0
     #: The server has counters, be they zero.
     counted: bool = False
     #: They may outlive the last item: an owner that was taken for dead has settled one that it
@@ -108,12 +113,10 @@ class Known:
 
     def blame(self, owner: str, id: str, payload: bytes) -> str:
         """How the end of an owner counts against one of its claims."""
-        if self.reaped[owner].stopping:
-            card = self.cards[payload]
-            if not (card.probation and card.recoveries >= self.config.recovery_limit):
-                return ""
         if id not in self.running[owner]:
             return ""
+        if self.reaped[owner].stopping:
+            return "stop"
         return "exact" if self.reaped[owner].ran == 1 else "suspect"
 
     # -- what the server has
@@ -169,6 +172,9 @@ class Known:
             assert int(row.get("strikes", 0)) == card.strikes
             assert int(row.get("recoveries", 0)) == card.recoveries
             assert int(row.get("probation", 0)) == card.probation
+            assert int(row.get("stops", 0)) == card.stops
+            assert int(row.get("deaths", 0)) == card.deaths
+            assert int(row.get("alongside", 0)) == card.alongside
             assert row.get("steps", "") == card.steps
             assert int(row.get("token", 0)) == card.token
             assert self.copies(payload) or not row or card.left, "they go with the last item"

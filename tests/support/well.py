@@ -62,6 +62,7 @@ WELL: dict[str, Any] = {
             "consumers": 0,
         },
     ],
+    "stopped": [],
     "unacked": 0,
     "dead_set": {
         "size": 3,

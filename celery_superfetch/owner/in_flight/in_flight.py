@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from time import monotonic
 
 from redis.exceptions import RedisError
 
@@ -55,22 +56,41 @@ class InFlight(Outbox):
         a lost reply may have brought another."""
         with self.lock:
             self.flush()
-            if self.doubt:
-                return None
             # What is gathered begins unseen.
             for job, state in self.jobs.items():
                 if state is State.GATHERED or self.jobs.runs(job):
                     return None
-            call = self.lists.claim_alone(owner, queue_list)
-            [reply] = self.ask([call])
-            if reply[0] == b"none":
-                self.suspects -= {queue_list}
-            if reply[0] != b"ok":
+            claimed = self._claim_suspect(owner, queue_list)
+            if claimed is not None:
+                self.jobs.alone = claimed.job
+            return claimed
+
+    def claim_alongside(self, owner: str, queue_list: str) -> Claimed | None:
+        """Claim the next suspect of a queue list to run alongside other jobs, if a quiesce for it
+        was in vain. Two suspects do not start together, or one would be blamed for the other's
+        deaths again and again."""
+        with self.lock:
+            self.flush()
+            if self.jobs.suspects and monotonic() < self.jobs.alone_until:
                 return None
-            alone = self.jobs.alone = Job(owner, queue_list, reply[1], call.args[-1])
-            self.jobs.add(alone)
-            self.jobs.recorded.add(alone)
-            return Claimed(alone, earlier_of(reply[2]))
+            return self._claim_suspect(owner, queue_list, alongside=True)
+
+    def _claim_suspect(
+        self, owner: str, queue_list: str, alongside: bool = False
+    ) -> Claimed | None:
+        if self.doubt:
+            return None
+        call = self.lists.claim_suspect(owner, queue_list, alongside)
+        [reply] = self.ask([call])
+        if reply[0] == b"none":
+            self.suspects -= {queue_list}
+        if reply[0] != b"ok":
+            return None
+        job = Job(owner, queue_list, reply[1], call.args[-1])
+        self.jobs.add(job)
+        self.jobs.recorded.add(job)
+        self.jobs.suspects.add(job)
+        return Claimed(job, earlier_of(reply[2]))
 
     def wait(self, job: Job, asks: bool = True) -> None:
         """Its consumer hands the job over before it begins; one that does not ask gathers jobs."""
@@ -124,6 +144,21 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.move(job, Move.END)
 
+    def cut_short(self, job: Job) -> None:
+        """End the run of a job because this process is stopping: its requeue counts as a stop."""
+        with self.lock:
+            if self.jobs.runs(job):
+                self.jobs.cut_short.add(job)
+            self.jobs.move(job, Move.END)
+
+    def put_on_probation(self, job: Job) -> None:
+        """Requeue a job to wait for a solo run. If this process dies in between, the job is marked,
+        and whatever returns it puts it there."""
+        with self.lock:
+            self.lists.mark_suspect(job)
+            self.requeue([job])
+            self.suspects |= {job.queue_list}
+
     def confirm_starts(self) -> None:
         """Have the records of starts arrive: not behind what removes them."""
         with self.lock, suppress(RedisError):  # what was refused has not come either
@@ -141,7 +176,7 @@ class InFlight(Outbox):
         """Give back whatever is still held, newest claims first."""
         with self.lock:
             for job in self.jobs:  # the pool has ended
-                self.end(job)
+                self.cut_short(job)
             self.requeue(reversed(list(self.jobs)))
 
     def requeue_idle(self) -> int:

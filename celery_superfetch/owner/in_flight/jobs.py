@@ -63,7 +63,12 @@ class Jobs(dict[Job, State]):
         self.counts: Counter[State] = Counter()
         #: Those that their claim has recorded as running, and that no pool has got yet.
         self.recorded: set[Job] = set()
-        #: The job on probation that has this process for itself, and until when (monotonic s).
+        #: Those whose run was cut short because this process is stopping: their requeue is a stop.
+        self.cut_short: set[Job] = set()
+        #: Jobs on probation that are in flight here, alone or alongside others.
+        self.suspects: set[Job] = set()
+        #: The job on probation that has this process for itself; and until when (monotonic s) no
+        #: other job starts beside it, or no other suspect beside one that runs alongside others.
         self.alone: Job | None = None
         self.alone_until = 0.0
 
@@ -90,7 +95,8 @@ class Jobs(dict[Job, State]):
     def drop(self, job: Job) -> None:
         if (state := self.pop(job, None)) is not None:
             self.counts[state] -= 1
-        self.recorded.discard(job)
+        for jobs in (self.recorded, self.cut_short, self.suspects):
+            jobs.discard(job)
         if job == self.alone:
             self.alone = None
 

@@ -32,19 +32,29 @@ class LostRuns(Judge):
         self.in_flight = in_flight
 
     def recover_or_kill(
-        self, job: Job, reason: str, sender: Any, limits: Limits, *, stopping: bool = False
+        self,
+        job: Job,
+        reason: str,
+        sender: Any,
+        limits: Limits,
+        *,
+        stopping: bool = False,
+        excused: bool = False,
     ) -> DeadJob | None:
-        """``stopping``: the process has been told to stop, and so perhaps its children."""
-        running = Running((job.claim_id,), excused=stopping)
+        """Settle a job whose run was lost. ``stopping``: the process has been told to stop, and so
+        perhaps its children; ``excused``: the process is at fault, and the job gets no strike."""
+        running = Running((job.claim_id,), excused=excused, stopping=stopping, own=True)
         done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 
-    def kill_spared(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
-        """Kill a job that comes back over its limit, unless it is spared again: whoever recovered
-        it, as a rule another app's reaper, knew no better."""
+    def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
+        """Kill a claimed job that has used up its strikes or stops, unless a receiver spares it.
+        It came back all the same: the worker that recovered it was another app's, which does not
+        know its limits, or a worker gave it back as it stopped, and decides nothing then."""
         for _ in range(DECISIONS):
             recovery = self._recovery(job, "", Running(), limits)
-            if recovery.recoveries == 1 or not recovery.history:  # none was counted
+            counted = recovery.recoveries > 1 or recovery.stops
+            if not counted or not recovery.history:
                 return None
             latest = recovery.latest()
             if decide(latest) is not Decision.KILL or ask(latest, sender) is not Decision.KILL:
@@ -74,7 +84,13 @@ class LostRuns(Judge):
             envelope = envelope._replace(carried=carried)
             [counters] = self.counters([digest(job.payload)])
             recovery = Recovery.of(
-                job, envelope, counters, **self._details(reason), blame=blame, limits=limits
+                job,
+                envelope,
+                counters,
+                own=True,
+                **self._details(reason),
+                blame=blame,
+                limits=limits,
             )
             if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
                 break

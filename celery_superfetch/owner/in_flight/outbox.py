@@ -185,8 +185,9 @@ class Outbox(Structure):
         groups = [*batches({j: w for j, w in due.items() if self.jobs[j] is State.RETURNING})]
         if not groups:
             return
+        cut_short, expires = self.jobs.cut_short, self.expires
         calls = [
-            self.lists.requeue(jobs, where, self.expires.get(jobs[0].queue_list, 0))
+            self.lists.requeue(jobs, where, expires.get(jobs[0].queue_list, 0), cut_short)
             for where, jobs in groups
         ]
         for (where, jobs), reply in zip(groups, self.ask(calls, errors=True), strict=True):

@@ -1,12 +1,13 @@
--- Claims the job that has waited longest on probation, for an owner that runs nothing.
+-- Claims the next job on probation, for an owner that runs nothing; or for one that runs others, if a
+-- quiesce for the job was in vain.
 -- KEYS: owners, lists with probation, probation list, the owner's private list
--- ARGV: owner, queue list, prefix of counters, claim id
--- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, probation}};
---       {"none"} when none waits, {"unregistered"}
+-- ARGV: owner, queue list, prefix of counters, 1 where it is to run alongside others, claim id
+-- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, stops, probation}};
+--       {"none"} when none waits, {"waits"} when it may not run alongside others, {"unregistered"}
 -- Crash: the job is in the private list of a registered owner, and counts there as if it ran: it
 --       may kill whoever decodes it.
 local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, queue_list, counters, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, queue_list, counters, alongside, id = unpack(ARGV)
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 redis.call('SISMEMBER', on_probation, queue_list)
 redis.call('RPOP', probation, 0)  -- a removal first, and arrival before departure (shared.lua)
@@ -15,9 +16,11 @@ if not payload then
   redis.call('SREM', on_probation, queue_list)
   return {'none'}
 end
-local digest = redis.sha1hex(payload)
+local history = counters .. redis.sha1hex(payload)
 local mark = redis.call(
-  'HMGET', counters .. digest, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'probation')
+  'HMGET', history, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'probation')
+local may_run_alongside = redis.call('HEXISTS', history, 'quiesced') == 1
+if alongside == '1' and not may_run_alongside then return {'waits'} end
 if mark[5] then redis.call('HSET', private, 's' .. id, mark[5]) end
 redis.call('HSET', private, id, payload)
 redis.call('RPOP', probation)

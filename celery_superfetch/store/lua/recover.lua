@@ -1,88 +1,95 @@
 -- Gives orphans back, each to the front of the queue it came from or on probation, and counts it. What
 -- they have handed on stays noted, for their next claim.
 -- KEYS: the owner's facts, private list, public queue list, flag, stats, probation list, lists with
---       probation, then each job's counters
+--       probation, jobs that many stops cut short, then each job's history
 -- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
 --       whose pool child was lost), window in s, ms of the queue's x-expires (0: none), queue
---       list, owner, reason, then for each job, newest first: claim id, recoveries the decision
---       saw, strikes from now on, blame ("exact", "suspect" or ""), which solitude is its
---       next (0: it is not on probation)
+--       list, owner, reason, stops that put a job at the front, stops from which on a job is named,
+--       then for each job, newest first: claim id, recoveries the decision saw, strikes from now on,
+--       blame ("exact", "suspect", "stop" or ""), which solitude is its next (0: it is not on
+--       probation), 1 where its own process was lost and its owner lives, its record
 -- Returns: for each job "ok", or "unmarked", "moved", "recounted" when its decision no longer
 --       holds
 -- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
 --       consumer that waits gets the oldest and not the first that was moved.
-local facts, private, queue, flag, stats, probation, on_probation = unpack(KEYS, 1, 7)
+local facts, private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 8)
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
+local to_front, named = tonumber(ARGV[7]), tonumber(ARGV[8])
+local OF_ALL, OF_EACH, FIRST_KEY = 8, 7, 8  -- arguments, and the keys before the histories
+local function args_of(i) return unpack(ARGV, OF_ALL + OF_EACH * (i - 1) + 1, OF_ALL + OF_EACH * i) end
 local no = wrong(queue, probation)
 if no then return no end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
-local now = tonumber(redis.call('TIME')[1])
-local jobs = #KEYS - 7
+local jobs = #KEYS - FIRST_KEY
 -- All is read before anything moves, whatever for: what has another type is found here.
 local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  before[i] = redis.call('HMGET', KEYS[7 + i], 'recoveries', 'history', 'probation', 'token')
-  local id = ARGV[2 + 5 * i]
+  before[i] = redis.call('HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'probation', 'token',
+    'quiesced', 'stops', 'deaths', 'alongside')
+  local id = args_of(i)
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
-end
-local function history(before, blame, id)
-  local readable, entries = pcall(cjson.decode, before or '[]')
-  if not readable or type(entries) ~= 'table' then entries = {} end
-  -- A live owner asks again if it heard no answer, and for one job at a time.
-  local claim = not marked and id or nil
-  table.insert(entries, {owner = owner, reason = reason, strike = blame, at = now, claim = claim})
-  -- The latest few are enough to tell the story; the field must not grow without bound.
-  while #entries > 20 do table.remove(entries, 1) end
-  return cjson.encode(entries)
 end
 
 local outcomes, counted, recovered = {}, {}, 0
 local function recover(i)
-  local counters, at = KEYS[7 + i], 2 + 5 * i
-  local id, expected, strikes, blame, solitude = unpack(ARGV, at, at + 4)
-  local suspect = solitude ~= '0'
-  local events = history(before[i][2], blame, id)
+  local history = KEYS[FIRST_KEY + i]
+  local id, expected, strikes, blame, solitude, own, record = args_of(i)
+  local _, entries, was_suspect, token_before, quiesced = unpack(before[i], 1, 5)
+  local suspect, is_stop = solitude ~= '0', blame == 'stop'
+  local is_strike = blame == 'exact' or blame == 'suspect'
+  local function one_more(at) return (tonumber(before[i][at]) or 0) + 1 end
+  local stops, deaths, alongside = one_more(6), one_more(7), one_more(8)
+  -- A live owner asks again if it heard no answer, and for one job at a time.
+  local claim = not marked and id or nil
+  entries = with_entry(entries, {owner = owner, reason = reason, strike = is_strike and blame or '',
+    stop = is_stop or nil, claim = claim})
   if suspect then
     redis.call('SADD', on_probation, queue_list)
-    redis.call('LPUSH', probation, payloads[i])
+    -- A quiesce for it was in vain: the next owner that asks takes it. Others wait for their turn.
+    redis.call(quiesced and 'RPUSH' or 'LPUSH', probation, payloads[i])
   else
-    redis.call('RPUSH', queue, payloads[i])
+    -- A job that stops its worker would starve all others if it always came first again.
+    redis.call(is_stop and stops > to_front and 'LPUSH' or 'RPUSH', queue, payloads[i])
   end
   redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
   if expires > 0 and not suspect then redis.call('PEXPIRE', queue, expires) end
-  redis.call('HSET', counters, 'recoveries', expected + 1, 'strikes', strikes, 'history', events,
-    'token', token(id, counters, before[i][4]))
-  if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end
+  redis.call('HSET', history, 'recoveries', expected + 1, 'strikes', strikes, 'history', entries,
+    'token', token(id, history, token_before))
+  if steps[i] then redis.call('HSET', history, 'steps', steps[i]) end
+  if is_stop then redis.call('HSET', history, 'stops', stops) end
+  if is_strike and own == '0' then redis.call('HSET', history, 'deaths', deaths) end
+  if blame == 'suspect' then redis.call('HSET', history, 'alongside', alongside) end
   if suspect then
-    redis.call('HSET', counters, 'probation', solitude)
-  elseif before[i][3] then
+    redis.call('HSET', history, 'probation', solitude)
+  elseif was_suspect then
     -- Its own app may never let it run alone, where another's had put it there.
-    redis.call('HDEL', counters, 'probation')
+    redis.call('HDEL', history, 'probation')
   end
-  if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+  if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
+  if is_stop and stops >= named then name_stopped(stopped, record, window) end
   recovered = recovered + 1
   count_by_task(stats, 'recovered', queue_list, payloads[i])
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
+local suspects = {}
 for i = 1, jobs do
-  local counters, at = KEYS[7 + i], 2 + 5 * i
+  local history = KEYS[FIRST_KEY + i]
+  local _, expected, _, _, solitude = args_of(i)
   if unmarked then
     outcomes[i] = 'unmarked'
   elseif not payloads[i] then
     outcomes[i] = 'moved'
-  elseif counted[counters] or (before[i][1] or '0') ~= ARGV[at + 1] then
+  elseif counted[history] or (before[i][1] or '0') ~= expected then
     outcomes[i] = 'recounted'
   else
-    outcomes[i], counted[counters] = 'ok', true
-    if ARGV[at + 4] == '0' then recover(i) end
+    outcomes[i], counted[history] = 'ok', true
+    if solitude == '0' then recover(i) else suspects[#suspects + 1] = i end
   end
 end
 -- Suspects come behind those that wait already, the oldest first.
-for i = jobs, 1, -1 do
-  if outcomes[i] == 'ok' and ARGV[6 + 5 * i] ~= '0' then recover(i) end
-end
+for at = #suspects, 1, -1 do recover(suspects[at]) end
 if recovered > 0 then
   flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'recovered', recovered)

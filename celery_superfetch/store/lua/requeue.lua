@@ -1,30 +1,39 @@
--- Gives jobs back to their queue, or on probation, on purpose; never counted against them. What they
--- have handed on stays noted, for their next claim.
--- KEYS: private list, public queue list, flag, stats, probation list, lists with probation, then each
---       job's counters
+-- Returns jobs to their queue, or to probation, on purpose: no strike. Counts a run that was cut short
+-- because its worker was stopping as a stop. What the jobs have handed on stays noted, for their next
+-- claim.
+-- KEYS: private list, public queue list, flag, stats, probation list, lists with probation, jobs that
+--       many stops cut short, then each job's history
 -- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were
---       delivered, ms of the queue's x-expires (0: none), then each job's claim id; for the front
---       the newest first
+--       delivered, ms of the queue's x-expires (0: none), owner, stops that put a job at the front,
+--       stops from which on a job is named, then for each job its claim id, and its record if its run
+--       was cut short by a stop (empty: it was not); for the front the newest first
 -- Returns: number of jobs that went; the others were not in flight
 -- Crash: each job is in exactly one of the lists. All move at once, so that a consumer that waits
 --       gets the oldest and not the first that was moved. A repetition finds nothing more to do.
-local private, queue, flag, stats, probation, on_probation = unpack(KEYS, 1, 6)
+local private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 7)
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
-local window, expires = tonumber(ARGV[3]), tonumber(ARGV[4])
+local window, expires, owner = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local to_front, named = tonumber(ARGV[6]), tonumber(ARGV[7])
 local no = wrong(queue, probation)
 if no then return no end
-local jobs, payloads, steps, suspected, earlier = #KEYS - 6, {}, {}, {}, {}
+local jobs, payloads, steps, earlier = #KEYS - 7, {}, {}, {}
 for i = 1, jobs do
-  payloads[i], steps[i] = unpack(redis.call('HMGET', private, ARGV[i + 4], 's' .. ARGV[i + 4]))
-  suspected[i], earlier[i] = unpack(redis.call('HMGET', KEYS[i + 6], 'probation', 'token'))
+  local id = ARGV[6 + 2 * i]
+  payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
+  earlier[i] = redis.call('HMGET', KEYS[i + 7], 'probation', 'token', 'stops', 'history')
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
 local total, to_queue, gone = 0, false, {}
 for i = 1, jobs do
-  local id, payload, counters = ARGV[i + 4], payloads[i], KEYS[i + 6]
+  local id, record, history = ARGV[6 + 2 * i], ARGV[7 + 2 * i], KEYS[i + 7]
+  local payload, suspected, token_before, stops, entries = payloads[i], unpack(earlier[i], 1, 4)
   if payload and not gone[id] then
     total, gone[id] = total + 1, true
-    if suspected[i] then
+    local is_stop = record ~= ''
+    stops = (tonumber(stops) or 0) + 1
+    -- A job that stops its worker would starve all others if it always came first again.
+    local push = is_stop and stops > to_front and 'LPUSH' or push
+    if suspected then
       redis.call('SADD', on_probation, queue_list)
       redis.call(push, probation, payload)
     else
@@ -32,11 +41,17 @@ for i = 1, jobs do
       to_queue = true
     end
     redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
-    redis.pcall('HINCRBY', counters, 'requeues', 1)
-    redis.pcall('HSET', counters, 'token', token(id, counters, earlier[i]))
-    if steps[i] then redis.pcall('HSET', counters, 'steps', steps[i]) end
+    redis.pcall('HINCRBY', history, 'requeues', 1)
+    redis.pcall('HSET', history, 'token', token(id, history, token_before))
+    if steps[i] then redis.pcall('HSET', history, 'steps', steps[i]) end
+    if is_stop then
+      redis.pcall('HSET', history, 'stops', stops)
+      local entry = {owner = owner, reason = 'its worker was stopping', strike = '', stop = true}
+      redis.pcall('HSET', history, 'history', with_entry(entries, entry))
+      if stops >= named then name_stopped(stopped, record, window) end
+    end
     count_by_task(stats, 'requeued', queue_list, payload)
-    if redis.call('TTL', counters) < 0 then redis.call('EXPIRE', counters, window) end
+    if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
   end
 end
 if total > 0 then

@@ -104,3 +104,22 @@ local function count_by_task(stats, event, queue_list, payload)
   redis.pcall('HINCRBY', stats, row, 1)
 end
 
+
+-- The entries of a job's history and one more, which gets the time. The latest few are enough to tell
+-- the story; the field must not grow without bound.
+local function with_entry(before, entry)
+  local readable, entries = pcall(cjson.decode, before or '[]')
+  if not readable or type(entries) ~= 'table' then entries = {} end
+  entry.at = tonumber(redis.call('TIME')[1])
+  table.insert(entries, entry)
+  while #entries > 20 do table.remove(entries, 1) end
+  return cjson.encode(entries)
+end
+
+-- Lists a job that stops cut short again and again, for `status`: the latest hundred. What fails is not
+-- listed: that is worth no job's way.
+local function name_stopped(stopped, record, window)
+  redis.pcall('ZADD', stopped, now(), record)
+  redis.pcall('ZREMRANGEBYRANK', stopped, 0, -101)
+  redis.pcall('EXPIRE', stopped, window)
+end

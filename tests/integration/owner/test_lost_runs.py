@@ -53,7 +53,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owne
 
 def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog):
     """E7. Strikes 1 and 2 of a lost child were nameless."""
-    for strike, then in ((1, "killed at strike 3"), (2, "on probation")):
+    for strike, then in ((1, "killed at strike 3"), (2, "killed at strike 3")):
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
             lose(claimed.job)
@@ -61,7 +61,7 @@ def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog)
         assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
         assert then in said
         assert "pool child lost" in said
-        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.client.delete("mail")
     before = len(caplog.messages)
     [claimed] = bench.take(owner, payload(2))
     lose(claimed.job, stopping=True)
@@ -152,7 +152,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
 
     job = spared(bench, owner, lose)
     job_recovering.connect(answer, sender=sender)
-    dead = cut_short.kill_spared(job, sender, Limits.of(bench.config))
+    dead = cut_short.kill_if_over_limit(job, sender, Limits.of(bench.config))
     [asked] = seen
     assert (asked.strikes, asked.recoveries, asked.blame) == (3, 3, Blame.EXACT)
     if decision is Decision.RECOVER:
@@ -173,8 +173,8 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
     job = spared(bench, owner, lose, stopping=True)
     sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
-    assert cut_short.kill_spared(job, sender, Limits.of(bench.config)) is None
-    assert cut_short.kill_spared(job, sender, Limits(lambda _: None, 20)) is None
+    assert cut_short.kill_if_over_limit(job, sender, Limits.of(bench.config)) is None
+    assert cut_short.kill_if_over_limit(job, sender, Limits(lambda _: None, 20)) is None
 
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)

@@ -14,7 +14,9 @@ def test_a_stopping_owner_gives_no_strike(bench):
     bench.dead_owner([deploy], running=[deploy], state="stopping")
     bench.dead_owner([crash], running=[crash], state="running")
     assert bench.reaper().reap().recovered == 2
-    assert bench.counters(deploy) == Counters(0, 1, bench.counters(deploy).history)
+    known = bench.counters(deploy)
+    assert known == Counters(0, 1, known.history, stops=1)
+    assert [entry["stop"] for entry in known.history] == [True]
     assert bench.counters(crash).strikes == 1
 
 

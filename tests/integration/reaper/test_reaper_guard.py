@@ -63,7 +63,7 @@ def test_a_receiver_sees_the_job_its_owner_and_its_counts(bench):
     assert (one.task, one.task_id, one.app_name) == ("shop.note", "1", "shop")
     assert one.job.payload == JOB
     assert (one.strikes, one.recoveries, one.blame) == (1, 1, Blame.EXACT)
-    assert (two.strikes, two.recoveries, two.blame) == (1, 2, Blame.NONE)
+    assert (two.strikes, two.recoveries, two.blame) == (1, 2, Blame.STOP)
     assert "gone" in one.reason
 
 
@@ -142,19 +142,56 @@ def test_another_receiver_overrules_the_shipped_guard(bench, app):
     assert all(die(bench, app).recovered == 1 for _ in range(5))
 
 
-def test_deploys_do_not_strike_a_job_out(bench, app):
-    for _ in range(19):
+def test_deploys_do_not_strike_a_job_out(make_bench, app):
+    """Nor do they put it on probation, however many there are."""
+    bench = make_bench(recovery_limit=5)
+    for _ in range(12):
         assert die(bench, app, state="stopping").recovered == 1
         assert bench.queue() == [JOB]
-    assert die(bench, app, state="stopping").recovered == 1
-    assert bench.on_probation() == [JOB], "but their number has a limit, too"
+    assert (bench.counters(JOB).strikes, bench.counters(JOB).stops) == (0, 12)
 
 
-def test_a_loop_of_deploys_that_ends_each_worker_it_has_for_itself_ends(make_bench, app):
-    bench = make_bench(recovery_limit=5)
-    assert all(die(bench, app, state="stopping").recovered == 1 for _ in range(5))
-    outcomes = [die(bench, app, state="stopping").killed for _ in range(3)]
-    assert outcomes == [0, 0, 1]
+def test_a_job_is_killed_at_its_last_stop_and_the_reason_says_so(make_bench, app):
+    """A job that makes its worker stop looks like one that a deploy has cut short."""
+    bench = make_bench(stop_limit=5)
+    assert [die(bench, app, state="stopping").killed for _ in range(5)] == [0, 0, 0, 0, 1]
+    [job] = bench.dead_set.find()
+    assert (job.stops, job.strikes) == (5, 0)
+    assert [entry["stop"] for entry in job.history] == [True] * 5
+    assert job.reason.startswith("5 of its runs were cut short because their worker was stopping")
+
+
+def test_a_job_that_only_waited_in_a_stopping_worker_has_no_stop(make_bench, app):
+    bench = make_bench(stop_limit=1)
+    runs, waits = payload("runs"), payload("waits")
+    for _ in range(3):
+        assert die(bench, app, payload(f"bystander {_}"), waits, state="stopping").killed == 1
+        bench.client.delete("mail")
+    assert (bench.counters(waits).stops, bench.counters(waits).recoveries) == (0, 3)
+    assert die(bench, app, runs, state="stopping").killed == 1, "the control"
+
+
+def test_from_its_third_stop_on_a_job_comes_behind_those_that_wait(bench, app):
+    for others in ([JOB, b"other"], [JOB, b"other"], [b"other", JOB]):
+        bench.dead_owner([JOB], running=[JOB], state="stopping")
+        bench.push("mail", b"other")
+        assert bench.reaper(sender=app).reap().recovered == 1
+        assert bench.queue() == others
+        bench.client.delete("mail")
+
+
+def test_twenty_deaths_alongside_others_end_a_job(make_bench, app):
+    """A suspect that quiesces have not helped never runs alone: no strike would be its last."""
+    bench = make_bench()
+    for n in range(20):
+        other = payload(f"other {n}")
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.dead_owner([other, JOB], running=[other, JOB])
+        report = bench.reaper(sender=app).reap()
+        assert report.killed == (n == 19)
+    [job] = bench.dead_set.find()
+    assert job.payload == JOB
+    assert job.reason.startswith("20 workers died while it ran alongside other jobs")
 
 
 @pytest.mark.parametrize("eta", [{}, {"eta": "2999-01-01T00:00:00+00:00"}], ids=["due", "ahead"])

@@ -45,6 +45,21 @@ def test_a_limit_that_is_one_holds(limit):
     assert limits_of(shop(limit)).strikes("shop.note") == limit
 
 
+@pytest.mark.parametrize("limit", [None, 1, 10], ids=repr)
+def test_a_task_has_its_own_stop_limit(limit):
+    app = shop(3)
+    assert limits_of(app).stops("shop.note") == 50
+    app.tasks["shop.note"].superfetch_stop_limit = limit
+    assert limits_of(app).stops("shop.note") == limit
+
+
+def test_a_stop_limit_that_is_none_is_said_and_the_options_own_holds(caplog):
+    app = shop(3)
+    app.tasks["shop.note"].superfetch_stop_limit = "fifty"
+    assert limits_of(app).stops("shop.note") == 50
+    assert "superfetch_stop_limit must be None or a whole number" in caplog.text
+
+
 def failing(name: str) -> Limits:
     """Limits that cannot be told of one task."""
 

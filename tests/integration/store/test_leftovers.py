@@ -147,7 +147,7 @@ def test_a_job_on_probation_leaves_nothing(bench, owner):
     bench.client.lpush(bench.keys.probation("mail"), ONE)
     bench.client.sadd(bench.keys.on_probation, "mail")
     bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
-    call = bench.lists.claim_alone(owner.owner, "mail")
+    call = bench.lists.claim_suspect(owner.owner, "mail")
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])
     bench.ack(owner, Claimed(job, Counters(recoveries=1)))

@@ -64,7 +64,7 @@ def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
     bench.client.hset(bench.keys.recoveries(digest(first)), "steps", ",one")
 
     def claim_alone(who: Facts = owner) -> list[Any]:
-        return bench.run(bench.lists.claim_alone(who.owner, "mail"))
+        return bench.run(bench.lists.claim_suspect(who.owner, "mail"))
 
     assert claim_alone(bench.owner(register=False)) == [b"unregistered"]
     with another_type(bench.client, bench.keys.on_probation), pytest.raises(redis.ResponseError):

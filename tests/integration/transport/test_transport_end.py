@@ -136,7 +136,12 @@ def test_a_recovered_message_is_marked_too(url, bench, headers):
         inbox.receive(1)
         [message] = inbox.messages
         assert message.delivery_info["redelivered"] is message.headers["redelivered"] is True
-        assert message.headers["superfetch"] == {"recoveries": 1, "strikes": 0, "requeues": 0}
+        assert message.headers["superfetch"] == {
+            "recoveries": 1,
+            "strikes": 0,
+            "requeues": 0,
+            "stops": 0,
+        }
         inbox.ack_all()
         assert bench.counters(raw).recoveries == 0, "settled, its counters are cleared"
     assert not list(bench.dead_set.find())

@@ -104,7 +104,7 @@ def probation(bench: Bench) -> Case:
     bench.client.sadd(bench.keys.on_probation, "mail")
     mark = bench.keys.recoveries(digest(ONE))
     bench.client.hset(mark, "recoveries", 1)
-    return Case(bench.lists.claim_alone(owner, "mail"), (mark,))
+    return Case(bench.lists.claim_suspect(owner, "mail"), (mark,))
 
 
 def reaped(bench: Bench) -> list[Job]:

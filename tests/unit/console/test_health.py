@@ -73,6 +73,15 @@ def test_what_runs_for_too_long_is_told_of_by_task(seen):
     assert "jobs kill b" in found.fix
 
 
+def test_a_job_that_stops_cut_short_again_and_again_is_named(seen):
+    one = {"task": "shop.scan", "id": "a", "digest": "d", "queue": "mail", "stops": 12}
+    seen["stopped"] = [one, {**one, "stops": 10}]
+    found = only(seen)
+    assert (found.level, found.code) == ("warning", "stopped-job")
+    assert found.text.startswith("job shop.scan[a] on queue mail was cut short 12 times")
+    assert found.text.endswith("and 1 more at least 10 times")
+
+
 def test_who_died_lately_and_is_not_back(seen):
     death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
     seen["deaths"] = [

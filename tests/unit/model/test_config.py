@@ -15,6 +15,7 @@ DEFAULTS = {
     "strike_limit": 3,
     "strike_window": 72 * 3600,
     "recovery_limit": 20,
+    "stop_limit": 50,
     "dead_limit": 10_000,
     "dead_ttl": 180 * 86400,
     "claim_limit": 64,
@@ -39,6 +40,14 @@ def test_what_looks_at_long_jobs_is_off_by_default():
     for wrong in (0, -1, "60", True, float("inf")):
         with pytest.raises(ConfigError, match="stuck_after"):
             Config(stuck_after=wrong)
+
+
+def test_stops_may_have_no_limit():
+    assert Config(stop_limit=None).stop_limit is None
+    assert Config(stop_limit=1).stop_limit == 1
+    for wrong in (0, -1, 1.5, "50", True):
+        with pytest.raises(ConfigError, match="stop_limit"):
+            Config(stop_limit=wrong)
 
 
 def test_a_port_is_one():
@@ -133,6 +142,8 @@ def test_an_unknown_name_is_refused_before_any_value_is_read():
     "value", [True, False, "60", None, [60], 0, -1, float("nan"), float("inf"), 1j], ids=repr
 )
 def test_an_impossible_number_is_refused_by_name(name, value):
+    if value is None and name == "stop_limit":
+        pytest.skip("None turns it off")
     """Each ends in a command of the server, which knows no infinity."""
     with pytest.raises(ConfigError, match=repr(name)):
         Config(**{name: value})

@@ -21,8 +21,8 @@ MINE, OTHER = "2:mail", "1:mail"
 KNOWN = Envelope({"body": ""}, "shop.add", "id-1")
 
 
-def limits(strikes: int | None = 3, recoveries: int = 20) -> Limits:
-    return Limits(lambda task: strikes, recoveries)
+def limits(strikes: int | None = 3, recoveries: int = 20, stops: int | None = 50) -> Limits:
+    return Limits(lambda task: strikes, recoveries, lambda task: stops)
 
 
 DEFAULT = limits()
@@ -33,6 +33,7 @@ def recovery(
     counters: Counters | None = None,
     blame: Blame = Blame.EXACT,
     limits: Limits = DEFAULT,
+    own: bool = False,
 ) -> Recovery:
     return Recovery.of(
         JOB,
@@ -42,6 +43,7 @@ def recovery(
         app_name="shop",
         blame=blame,
         limits=limits,
+        own=own,
     )
 
 
@@ -50,7 +52,13 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
     counters = Counters()
     for _ in range(times):
         last = recovery(counters=counters, blame=how, limits=limits)
-        counters = Counters(last.strikes, last.recoveries, probation=last.probation)
+        counters = Counters(
+            last.strikes,
+            last.recoveries,
+            probation=last.probation,
+            stops=last.stops,
+            alongside=last.deaths_alongside,
+        )
     return last
 
 
@@ -70,6 +78,11 @@ def crashes(times: int, how: Blame, limits: Limits = DEFAULT) -> Recovery:
         (Running((MINE,), excused=True), Counters(0, 20, probation=1), Blame.EXACT),
         (Running((MINE, OTHER), excused=True), Counters(0, 20, probation=1), Blame.SUSPECT),
         (Running((OTHER,), excused=True), Counters(0, 20, probation=1), Blame.NONE),
+        (Running((MINE,), stopping=True), Counters(), Blame.STOP),
+        (Running((MINE, OTHER), stopping=True), Counters(), Blame.STOP),
+        (Running((MINE,), stopping=True), Counters(0, 20, probation=1), Blame.STOP),
+        (Running((OTHER,), stopping=True), Counters(), Blame.NONE),
+        (Running((MINE,), excused=True), Counters(0, 25, probation=1, stops=6), Blame.NONE),
     ],
 )
 def test_the_death_of_an_owner_is_blamed_on_what_it_ran(running, counters, expected):
@@ -86,7 +99,7 @@ def test_a_job_that_always_crashes_runs_exactly_strike_limit_times(limit):
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 10])
 def test_a_suspect_strike_is_never_the_last(limit):
-    last = crashes(50, Blame.SUSPECT, limits(limit, 1000))
+    last = crashes(19, Blame.SUSPECT, limits(limit, 1000))
     assert last.strikes == limit - 1
     assert decide(last) is Decision.RECOVER
     assert last.probation
@@ -103,10 +116,39 @@ def test_one_short_of_its_limit_a_job_goes_on_probation_and_stays():
 
 def test_a_death_in_company_makes_the_next_solitude_longer_and_kills_nobody():
     assert [crashes(times, Blame.SUSPECT).probation for times in (1, 2, 3, 4)] == [0, 1, 2, 3]
-    assert decide(crashes(50, Blame.SUSPECT)) is Decision.RECOVER
+    assert decide(crashes(19, Blame.SUSPECT)) is Decision.RECOVER
     known = Counters(2, 4, probation=3)
     assert recovery(counters=known, blame=Blame.NONE).probation == 3, "a deploy does not"
     assert decide(recovery(counters=known)) is Decision.KILL, "alone it is the last"
+
+
+def test_twenty_deaths_alongside_others_end_a_job_unless_its_limit_is_higher():
+    assert decide(crashes(20, Blame.SUSPECT)) is Decision.KILL
+    assert "20 workers died" in crashes(20, Blame.SUSPECT).why_dead
+    patient = limits(100, 1000)
+    assert decide(crashes(99, Blame.SUSPECT, patient)) is Decision.RECOVER
+    assert decide(crashes(100, Blame.SUSPECT, patient)) is Decision.KILL
+    assert decide(crashes(200, Blame.SUSPECT, limits(None))) is Decision.RECOVER
+
+
+def test_a_job_that_lost_only_its_own_processes_needs_no_probation():
+    """Its next loss is exact, too. Where its owner died, it may have been another job's fault."""
+    own = recovery(counters=Counters(1, 1), own=True)
+    assert (own.strikes, own.probation) == (2, 0)
+    assert recovery(counters=Counters(1, 1)).probation == 1, "the owner died"
+    assert recovery(counters=Counters(1, 1, deaths=1), own=True).probation == 1, "it did before"
+    assert decide(recovery(counters=Counters(2, 2), own=True)) is Decision.KILL
+
+
+def test_stops_are_counted_apart_from_strikes_and_recoveries():
+    last = crashes(49, Blame.STOP)
+    assert (last.strikes, last.recoveries, last.stops, last.probation) == (0, 49, 49, 0)
+    assert decide(last) is Decision.RECOVER
+    assert decide(crashes(50, Blame.STOP)) is Decision.KILL
+    assert decide(crashes(500, Blame.STOP, limits(stops=None))) is Decision.RECOVER
+    both = Counters(0, 30, stops=12)
+    assert not recovery(counters=both, blame=Blame.NONE).probation
+    assert recovery(counters=Counters(0, 31, stops=12), blame=Blame.NONE).probation
 
 
 def test_many_recoveries_lead_to_probation_whatever_the_eta():

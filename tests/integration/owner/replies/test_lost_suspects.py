@@ -59,7 +59,7 @@ def test_a_claim_for_a_suspect_that_comes_late_is_not_alone_with_what_starts(has
     held, one, suspect = hasty.in_flight, payload(1), payload("suspect")
     [(job, _)] = hasty.take(owner, one)
     hasty.client.lpush(hasty.keys.probation("mail"), suspect)
-    assert hasty.run(hasty.lists.claim_alone(owner.owner, "mail"))[0] == b"ok"
+    assert hasty.run(hasty.lists.claim_suspect(owner.owner, "mail"))[0] == b"ok"
     assert held.begin(job)
     held.flush()
     assert hasty.recorded(owner) == sorted(map(digest, (one, suspect)))

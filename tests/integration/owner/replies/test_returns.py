@@ -69,9 +69,8 @@ def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
         proxy.cut_at(lambda words: words[:2] == [b"EVALSHA", sha.encode()], reply_lost=True)
         with pytest.raises(redis.ConnectionError):
             recover(claimed.job)
-        eventually(lambda: direct.on_probation() == [payload(1)])
-        again = bench.in_flight.claim_alone(owner.owner, "mail")
-        assert again is not None
+        eventually(lambda: direct.queue() == [payload(1)])
+        [again] = bench.take(owner)
         assert recover(claimed.job) is None
         assert direct.private(owner) == [payload(1)], "it runs"
         counters = direct.counters(payload(1))
