@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
@@ -77,6 +77,14 @@ class Queues(Structure):
         return [kind in (b"list", b"none") for kind in kinds]
 
 
+class Room(NamedTuple):
+    """What an owner is to do for suspects."""
+
+    none: bool  # there are no suspects
+    quiesces: bool  # it claims nothing until it has no job left
+    alongside: bool  # a suspect waits that may run alongside others: a quiesce for it was in vain
+
+
 class Suspects(Structure):
     """Jobs on probation (``superfetch:probation:<queue list>``), and who rests for them."""
 
@@ -86,13 +94,15 @@ class Suspects(Structure):
     def size(self, queue_list: str) -> int:
         return int(self.client.llen(self.keys.probation(queue_list)))
 
-    def make_room(self, owner: str, lists: Sequence[str], first: float, work: int) -> bool | None:
-        """Whether an owner rests for suspects from some queue lists; None: there are none. With no
-        list it says that its rest lasted until now, and that a suspect had its turn. The first rest
-        takes so many seconds; ``work`` times as long as one nobody rests afterwards."""
+    def make_room(self, owner: str, lists: Sequence[str], first: float, work: int) -> Room:
+        """Ask whether an owner is to quiesce for suspects from some queue lists. With no list it
+        says that its quiesce lasted until now, and that a suspect had its turn. The first one takes
+        so many seconds; ``work`` times as long as one nobody quiesces afterwards."""
         keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
-        answer = self.scripts.run("make_room", keys, [owner, int(first * 1000), work, *lists])
-        return None if answer < 0 else bool(answer)
+        window = int(self.config.strike_window)
+        args = [owner, int(first * 1000), work, self.keys.recoveries(""), window, *lists]
+        answer, alongside = self.scripts.run("make_room", keys, args)
+        return Room(answer < 0, answer > 0, bool(alongside))
 
     def requeue(self, queue_list: str) -> int:
         """Move those from a queue list to its front; their number."""

@@ -9,7 +9,7 @@ from typing import Any
 from kombu.log import get_logger
 
 from ...owner.owner import Owner
-from ...store.queues import Suspects
+from ...store.queues import Room, Suspects
 
 logger = get_logger(__name__)
 
@@ -55,8 +55,9 @@ class Probation:
             return False
         busy = self.owner.busy or self.fetch.backlog
         # Between two jobs of many it is as busy as any other.
-        if (busy or not dry) and self._is_time():
-            self._make_room(waiting)
+        if (busy or not dry) and self._is_time() and self._make_room(waiting):
+            for name in waiting:
+                self._take_alongside(name)
         if self._resting or (dry and not busy):
             self.fetch.put_aside()
             if not busy and any(self._take(name) for name in waiting):
@@ -95,14 +96,26 @@ class Probation:
             )
         return claimed is not None
 
+    def _take_alongside(self, queue_list: str) -> None:
+        claimed = self.owner.claim_alongside(queue_list, _solitude)
+        if claimed is not None:
+            self.fetch.backlog.ready.append(claimed)
+            logger.warning(
+                "Job %s is on probation, and this worker could not make room for it in time: its "
+                "other jobs did not end, or wait for this one. It runs alongside them now.",
+                claimed.job.title,
+            )
+
     def _is_time(self) -> bool:
         if monotonic() < self._next_try:
             return False
         self._next_try = monotonic() + TRY_INTERVAL
         return True
 
-    def _make_room(self, waiting: Sequence[str]) -> None:
-        rests = self._ask(waiting)
+    def _make_room(self, waiting: Sequence[str]) -> bool:
+        """Quiesce for suspects, or end that; whether one may run alongside others now."""
+        room = self._ask(waiting)
+        rests = room.quiesces
         if rests and not self._resting:
             # Others may have what would only keep it busy for longer.
             self.fetch.channel.qos.requeue_waiting()
@@ -113,18 +126,19 @@ class Probation:
             )
         elif self._resting and not rests:
             logger.info(
-                "This worker claims jobs again. What is on probation still has its turn as soon as "
-                "a worker runs nothing, or after one more, and longer, rest of some worker."
+                "This worker claims jobs again. What is still on probation runs alone as soon as a "
+                "worker runs nothing, or alongside other jobs now."
             )
         self._resting = rests
+        return room.alongside and not rests
 
-    def _ask(self, waiting: Sequence[str]) -> bool:
-        """Whether this owner rests for suspects from some queue lists; with none it says that its
-        rest lasted until now, and that a suspect had its turn."""
-        rests = self._waits.make_room(self.owner.name, waiting, FIRST_REST, WORK)
-        if rests is None:
+    def _ask(self, waiting: Sequence[str]) -> Room:
+        """Ask whether this owner rests for suspects from some queue lists; with none it says that
+        its rest lasted until now, and that a suspect had its turn."""
+        room = self._waits.make_room(self.owner.name, waiting, FIRST_REST, WORK)
+        if room.none:
             self.owner.found_no_suspects(waiting)
-        return bool(rests)
+        return room
 
 
 def _solitude(level: int) -> float:

@@ -160,7 +160,7 @@ def release(bench: Bench) -> None:
 def make_room(bench: Bench) -> None:
     bench.client.sadd(bench.keys.on_probation, *many())
     bench.client.lpush(bench.keys.probation("queue-0"), b"suspect")
-    assert Suspects(bench.database).make_room("owner", many(), 1.0, 10) is True
+    assert Suspects(bench.database).make_room("owner", many(), 1.0, 10).quiesces
 
 
 def oldest(bench: Bench) -> None:

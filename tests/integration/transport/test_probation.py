@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.queues import Room, Suspects
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
@@ -26,13 +28,18 @@ def suspect(bench: Bench) -> bytes:
 def wait(bench: Bench, queue: str, job: bytes) -> None:
     bench.client.lpush(bench.keys.probation(queue), job)
     bench.client.sadd(bench.keys.on_probation, queue)
+    bench.client.hset(bench.keys.recoveries(digest(job)), "probation", 1)
 
 
-def ask(bench: Bench, owner: str, *queues: str, first: float = LONG, work: int = MUCH) -> Any:
-    """As `Probation` does: 1 it rests, 0 it may not, -1 nothing waits."""
-    keys = bench.keys
-    names = [keys.rest, keys.on_probation, *map(keys.probation, queues)]
-    return bench.scripts.run("make_room", names, [owner, int(first * 1000), work, *queues])
+def room_for(bench: Bench, owner: str, *queues: str, first: float = LONG, work: int = MUCH) -> Room:
+    """As `Probation` asks."""
+    return Suspects(bench.database).make_room(owner, queues, first, work)
+
+
+def ask(bench: Bench, owner: str, *queues: str, **times: Any) -> int:
+    """1 it rests, 0 it may not, -1 nothing waits."""
+    room = room_for(bench, owner, *queues, **times)
+    return -1 if room.none else int(room.quiesces)
 
 
 def rest(bench: Bench, field: str) -> int:
@@ -58,9 +65,31 @@ def test_the_next_rest_is_twice_as_long_and_some_time_later(bench, suspect):
     first = rest(bench, "until")
     eventually(lambda: bench.database.server_time() > first)
     assert ask(bench, "a", "mail", first=SHORT) == 0, "it goes back to work"
+    assert bench.in_flight.claim_alongside(bench.owner().owner, "mail"), "one need not wait"
+    wait(bench, "mail", payload("another"))
     eventually(lambda: ask(bench, "b", "mail", first=SHORT, work=LITTLE))
     assert rest(bench, "since") >= first + LITTLE * 1000, "a rest costs a second at least"
     assert rest(bench, "until") - rest(bench, "since") == 2 * SHORT * 1000
+
+
+def test_a_suspect_for_which_a_quiesce_was_in_vain_runs_alongside_others_at_once(bench, suspect):
+    me, later = bench.owner().owner, payload("later")
+    assert bench.in_flight.claim_alongside(me, "mail") is None, "the control: it has to wait"
+    assert not room_for(bench, "a", "mail", first=SHORT).alongside
+    eventually(lambda: bench.database.server_time() > rest(bench, "until"))
+    assert not room_for(bench, "b", "mail", first=SHORT).alongside, "the owner itself says so"
+    assert room_for(bench, "a", "mail", first=SHORT) == Room(False, False, True)
+    wait(bench, "mail", later)
+    assert room_for(bench, "b", "mail").alongside
+    claimed = bench.in_flight.claim_alongside(me, "mail")
+    assert claimed.job.payload == suspect
+    assert bench.in_flight.claim_alongside(me, "mail") is None, "another has to wait for its own"
+    assert bench.recorded(bench.owner(register=False).with_(owner=me)) == [digest(suspect)]
+    # It is recovered, and goes on as before: nobody quiesces for it again.
+    assert bench.requeue(claimed.job) == 1
+    assert bench.on_probation() == [suspect, later]
+    assert room_for(bench, "b", "mail") == Room(False, False, True)
+    assert bench.client.ttl(bench.keys.recoveries(digest(suspect))) > 0
 
 
 def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(bench, suspect):

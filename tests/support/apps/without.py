@@ -32,6 +32,7 @@ from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
+from celery_superfetch.store.queues import Room
 from celery_superfetch.store.wire import clients, connections, scripts
 from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
@@ -89,7 +90,7 @@ def running() -> None:
 
 def rests() -> None:
     """Whoever is busy comes to rest for a suspect, and for as long as it takes."""
-    Probation._ask = lambda self, waiting: bool(waiting)
+    Probation._ask = lambda self, waiting: Room(not waiting, bool(waiting), False)
 
 
 def ends_of_solitude() -> None:
@@ -134,7 +135,7 @@ def punctuality() -> None:
 def reception() -> None:
     """What Celery raises is raised, and a job that another app has spared runs."""
     unreceivable.refuses = lambda *_, **__: False
-    unreceivable.kills = lambda *_: False
+    unreceivable.intercept = lambda *_: False
 
 
 def parking() -> None:
@@ -166,7 +167,32 @@ def ended_permits() -> None:
 def excuses() -> None:
     """Whatever became of a worker may be the fault of what it ran."""
     blame = judge.blame
-    judge.blame = lambda job, ran, *known: blame(job, ran._replace(excused=False), *known)
+    judge.blame = lambda job, ran, *known: blame(
+        job, ran._replace(excused=False, stopping=False), *known
+    )
+
+
+def stops() -> None:
+    """What a stop cuts short goes back like what only waited, and is counted by nobody."""
+    InFlight.cut_short = InFlight.end
+    recovery_of = Recovery.of
+
+    def uncounted(*args: Any, **named: Any) -> Recovery:
+        blamed = Blame.NONE if named["blame"] is Blame.STOP else named["blame"]
+        return recovery_of(*args, **{**named, "blame": blamed})
+
+    Recovery.of = uncounted
+
+
+def quiesces_in_vain() -> None:
+    """Suspects wait for a worker without other work, however long that takes."""
+    InFlight.claim_alongside = lambda *_: None
+
+
+def own_losses() -> None:
+    """A job that lost its own processes alone goes on probation like any suspect."""
+    recovery_of = Recovery.of
+    Recovery.of = lambda *args, **named: recovery_of(*args, **{**named, "own": False})
 
 
 def a_hearing() -> None:
