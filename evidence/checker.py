@@ -14,7 +14,8 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
 - ``start`` and ``end``: a ``run`` of a ``step`` of a ``job``, by process ``pid`` of a ``worker``,
   which came by a ``message``: whoever publishes a step twice makes two. ``given``: a body's values.
   ``by`` and ``part``: a run published this one by hand, besides the steps of its job.
-- ``hand``: a ``run`` published this ``part`` by hand, once; ``doubt``, if it got an error.
+- ``hand``: a ``run`` published this ``part`` by hand, once; ``doubt``, if it got an error. If
+  ``once``, the message of another run may stand for it (a retry is a step of the job).
 - ``worker``: one was started at a ``place`` that serves a ``queue``.
 - ``unload``: a process ``pid`` of a pool, which takes long to load, ends in order.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
@@ -251,7 +252,8 @@ def _published(history: History, job: Job) -> Iterator[tuple[str, str]]:
     for (by, part), runs in job.by_hand.items():
         yield from _repeated(history, job, f"part {part} of run {by}", runs)
     for line in job.published:
-        runs = job.by_hand.get((line["run"], line["part"]), [])
+        by = {origin[0] for origin in job.by_hand} if line.get("once") else {line["run"]}
+        runs = [run for name in by for run in job.by_hand.get((name, line["part"]), [])]
         ended = any(run.ended is not None for run in runs)
         if not ended and not line.get("doubt") and _hit(history, runs) < 3:
             text = f"has {len(runs)} starts and no end"

@@ -44,8 +44,9 @@ EXPECTED = {
     "ordered": "they begin in the order in which they were sent, harms to their worker aside",
     "retry, chain, chord": "each step by one message, its body with one value of each part",
     "odd": "FAILURE, or no result if it was rejected or ignored; no slot, worker or job is lost",
-    "callback, errback, link, pages": "each message that a run published by hand runs, by itself; "
-    "the followers run once, as those of other jobs",
+    "callback, errback, link": "each message that a run published by hand runs, by itself; the "
+    "followers run once, as those of other jobs",
+    "pages": "each retry runs; one that an earlier run published stands for that of a later run",
     "poison": f"{PILL_RUNS} runs, then FAILURE; another only where something else ended a run",
     "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises what stops a "
     "worker); another only where something else ended a run; no other job waits for it",

@@ -140,12 +140,13 @@ def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
             time.sleep(LINGERS)
         if act in ("publish", "pages") and not origin:
             for part, publish in _parts(self, act, run):
-                doubt = {}
+                # A retry is a step of the job, which a second run does not publish again.
+                hand = {"job": job, "run": run, "part": part, "once": act == "pages"}
                 try:
                     publish()
                 except Exception as exc:
-                    doubt = {"doubt": type(exc).__name__}
-                history.write("hand", job=job, run=run, part=part, **doubt)
+                    hand["doubt"] = type(exc).__name__
+                history.write("hand", **hand)
         history.write("end", job=job, run=run)
         if act == "raise":
             raise ODD[how][0]()

@@ -261,6 +261,12 @@ def test_each_run_publishes_by_hand_for_itself():
     its = {"by": second, "part": "0"}
     assert verdicts([*runs, *hands, *arrived("0")]) == ["lost"]
     assert verdicts([*runs, *hands, *arrived("0"), *ran(11, message="more", **its)]) == []
+    # A retry is a step of the job: the one that an earlier run published stands for it.
+    retries = [{**line, "once": True} for line in hands]
+    assert verdicts([*runs, *retries, *arrived("0")]) == []
+    assert verdicts([*runs, *retries, hand("1", at=11, run=second, once=True), *arrived("0")]) == [
+        "lost"
+    ]
 
 
 def test_only_rivals_overtake():
