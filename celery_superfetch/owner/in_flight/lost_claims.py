@@ -9,7 +9,7 @@ from time import monotonic
 from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Counters, Job
-from ...store.private_lists import CLAIM_BYTES
+from ...store.private_lists import CLAIM_BYTES, Held
 from .jobs import BATCH
 from .outbox import Outbox
 
@@ -45,7 +45,10 @@ class LostClaims:
             # A doubt that comes up from here on asks for another look.
             outbox.doubt = False
             try:
-                back = self.lists.unland(owner, lists) + self._requeue_unknown(owner)
+                back = self.lists.unland(owner, lists)
+                held = self.lists.held(owner)
+                self._record_starts_again(owner, held)
+                back += self._requeue_unknown(owner, held.claims)
                 outbox.flush()
             except RedisError:
                 outbox.doubt = True
@@ -55,9 +58,17 @@ class LostClaims:
             self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             return back
 
-    def _requeue_unknown(self, owner: str) -> int:
+    def _record_starts_again(self, owner: str, held: Held) -> None:
+        """Record that jobs run which the server has as waiting: where it came back from an older
+        snapshot, the death of their owner would be no strike for them."""
+        waiting = set(held.claims) - held.running
+        for job in self.jobs:
+            if job.owner == owner and job.claim_id in waiting and self.jobs.runs(job):
+                self.outbox.record_again(job)
+
+    def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
         ours = {job.claim_id for job in self.jobs if job.owner == owner}
-        unknown = [id for id in self.lists.held(owner).claims if id not in ours]
+        unknown = [id for id in claims if id not in ours]
         since = monotonic() - SETTLED
         lately = {id for at, id in self.outbox.lately if at > since}
         back = at = 0

@@ -98,6 +98,11 @@ class Outbox(Structure):
         else:
             self._part(job.owner).starting[job] = None
 
+    def record_again(self, job: Job) -> None:
+        """Queue a start record that the server may have already; the next flush sends it."""
+        self._unsure.add(job)
+        self._record(job)
+
     def _part(self, owner: str) -> _Part:
         return self._next.setdefault(owner, _Part([], {}))
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.model.job import digest
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.jobs import State
+from celery_superfetch.store.private_lists import WAITS
 from support.servers.faults import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
@@ -32,6 +34,24 @@ def test_a_claim_whose_reply_was_lost_is_given_back(server, hasty, owner):
     assert hasty.queue() == raws, "in the old order"
     assert hasty.private(owner) == []
     assert len(held.jobs) == 0
+
+
+def test_a_start_that_an_older_snapshot_has_undone_is_recorded_again(hasty, owner):
+    """The server has the job as waiting: the death of its owner would be no strike for it."""
+    held, now = hasty.in_flight, monotonic()
+    held.permit.heard(owner.owner, now)
+    ran, waited = hasty.take(owner, payload("ran"), payload("waited"))
+    assert hasty.hand_over(ran)
+    held.flush()
+    assert hasty.recorded(owner) == [digest(ran.job.payload)]
+    for claimed in (ran, waited):
+        hasty.client.hset(hasty.keys.private(owner.owner), WAITS + claimed.job.claim_id, b"")
+    held.doubt = True
+    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
+    assert hasty.recorded(owner) == [digest(ran.job.payload)]
+    held.ack(ran)
+    held.flush()
+    assert hasty.private(owner) == [waited.job.payload]
 
 
 def test_a_look_that_fails_is_made_again(server, hasty, owner):
