@@ -14,9 +14,9 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
 from celery.utils.log import get_logger
-from redis.commands.core import Script
 
 from ..model.foreign import describe
+from .refusals import PatientScript, patiently
 
 logger = get_logger(__name__)
 
@@ -31,8 +31,7 @@ logger = get_logger(__name__)
 #: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
 #:          there were, 1 if it is this part that has to publish the body
 #: Crash: the part is counted, or not; its next run is told the same.
-COUNT = Script(
-    None,  # type: ignore[arg-type]  # whoever calls it says by which client
+COUNT = PatientScript(
     b"""
 local results, added, size, names, group, claim = unpack(KEYS)
 local id, result, ordered, index = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
@@ -112,14 +111,19 @@ def mend_lease(backend: Any) -> None:
     """Celery 5.7 counts a part once, and then lets nobody else publish the body for a while: nor
     the part itself, where that runs again within this time. With our script it may. And Celery
     clears up also where the body was not published, which its next run has to do."""
-    nobody: Any = None  # it has no client yet, and whoever calls the script says by which
-    clean = Script(nobody, sys.modules["celery.backends.redis"].CHORD_CLEANUP_LUA.encode())
+    theirs = sys.modules["celery.backends.redis"]
+    clean = PatientScript(theirs.CHORD_CLEANUP_LUA.encode())
+    extend = PatientScript(theirs.CHORD_CLAIM_EXTEND_LUA.encode())
 
     def clean_up(**call: Any) -> Any:
         exc = sys.exc_info()[1]
         return clean(**call) if exc is None or isinstance(exc, Exception) else True
 
-    vars(backend).update(_chord_part_return_script=COUNT, _chord_cleanup_script=clean_up)
+    vars(backend).update(
+        _chord_part_return_script=COUNT,
+        _chord_claim_extend_script=extend,
+        _chord_cleanup_script=clean_up,
+    )
 
 
 def on_chord_part_return(
@@ -140,7 +144,7 @@ def on_chord_part_return(
     except Exception as exc:
         logger.exception("Chord callback for %r raised: %s", request.group, describe(exc))
         backend.chord_error_from_stack(body, ChordError(f"Callback error: {describe(exc)}"))
-    backend.client.delete(*_keys(backend, request.group))
+    _forget(backend, *_keys(backend, request.group))
 
 
 def fail_part(backend: Any, request: Any, exc: Exception) -> None:
@@ -201,4 +205,8 @@ def _fail(backend: Any, request: Any, body: Any, exc: ChordError) -> None:
     its size no later part can fail it again."""
     backend.chord_error_from_stack(body, exc)
     _results, _added, size, _names, claim = _keys(backend, request.group)
-    backend.client.delete(size, claim)
+    _forget(backend, size, claim)
+
+
+def _forget(backend: Any, *keys: Any) -> None:
+    patiently(lambda: backend.client.delete(*keys), "end its chord")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
+from redis.commands.core import Script
 
 from ..model.step import running
 from ..store.wire.server import is_passing
@@ -42,10 +43,13 @@ def patiently(call: Callable[[], T], what: str) -> T:
             time.sleep(PAUSE_S)
 
 
-def patient(script: Any, what: str) -> Any:
-    """The same script of a result backend, called ``patiently``."""
+class PatientScript(Script):
+    """A script of the end of a chord, called ``patiently``."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return patiently(lambda: script(*args, **kwargs), what)
+    def __init__(self, text: bytes) -> None:
+        nobody: Any = None  # the backend has no client yet; each call says by which
+        super().__init__(nobody, text)
 
-    return call
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().__call__
+        return patiently(lambda: call(*args, **kwargs), "end its part of a chord")

@@ -10,6 +10,7 @@ from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
 from .chords import count_parts_once, is_on_redis
+from .refusals import patiently
 
 SUCCESS = '{"status": "SUCCESS"'  # how Celery's JSON of a job that succeeded begins
 
@@ -63,6 +64,9 @@ def keep_success(backend: Any) -> None:
     store = backend._set
 
     def _set(key: Any, value: Any, *expires: Any) -> None:
+        patiently(lambda: put(key, value, *expires), "store its result")
+
+    def put(key: Any, value: Any, *expires: Any) -> None:
         if not isinstance(value, str) or value.startswith(SUCCESS):
             return store(key, value, *expires)
         given = next(iter(expires), None)

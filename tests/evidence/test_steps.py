@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery, chain, chord
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, TimeoutError
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
@@ -149,3 +150,65 @@ def test_what_a_body_sends_it_hears_of_itself(away, ledger):
 
     assert away("threads", delays, jobs=1, says="succeeded").get(timeout=30) == "OperationalError"
     assert ledger.runs() == {"delays": 1}
+
+
+# -- a server that is there, and refuses
+
+
+@pytest.fixture
+def refused(
+    worker: Any, make_app: Any, ledger: Ledger, fresh_server: Any, url: str
+) -> Callable[..., tuple[Any, Database]]:
+    """Let a chord and other jobs end while their server refuses all writes; its result."""
+
+    def run(pool: str, refusal: dict[str, str], without: str = "") -> tuple[Any, Database]:
+        own = fresh_server()
+        # What cannot store its result is requeued in any case, and its body published later.
+        place = {"url": own.url(), "result_url": url if without else own.url()}
+        sends = [chorus, *(send for send, _ in STEPS.values())]
+        jobs = len(sends) + 1
+        conf = {"broker_pool_limit": None}
+        options = {"reap_interval": 1}
+        env = {"WITHOUT": without}
+        one = worker(
+            app="steps", pool=pool, concurrency=jobs, options=options, conf=conf, env=env, **place
+        )
+        app = make_app(**place)
+        body, *_ = [send(app) for send in sends]
+        eventually(lambda: len(ledger.starts()) == jobs)
+        client = own.client()
+        before = {name: client.config_get(name)[name] for name in refusal}
+        for name, value in refusal.items():
+            client.config_set(name, value)
+        ledger.release()
+        troubled = re.compile(r"Job (\S+) could not")
+        if without:
+            one.wait_log("Chord callback for")
+        else:
+            eventually(lambda: len(set(troubled.findall(one.log()))) == jobs)
+        for name, value in before.items():
+            client.config_set(name, value)
+        return body, Database(client)
+
+    return run
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_refusal_that_passes_does_not_end_the_try(refused, ledger, pool):
+    """As with MISCONF, or after a failover: an error to each write, for a while."""
+    body, db = refused(pool, {"min-replicas-to-write": "1"})
+    assert body.get(timeout=60) == 2
+    jobs = set.union({*CHORUS}, *(jobs for _, jobs in STEPS.values()))
+    eventually(lambda: set(ledger.starts()) == jobs, 60, message=f"{jobs} run")
+    eventually(db.settled, 60)
+    assert max(ledger.runs().values()) <= 2
+    assert {job: ledger.runs()[job] for job in CHORUS} == CHORUS
+
+
+def test_the_control_the_chord_never_completes(refused, ledger):
+    body, _ = refused(
+        "threads", {"min-replicas-to-write": "1"}, "patience_with_refusals,sent_steps"
+    )
+    with pytest.raises((TimeoutError, ChordError)):
+        body.get(timeout=5)
+    assert "body" not in ledger.runs()

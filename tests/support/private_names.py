@@ -203,6 +203,7 @@ celery backends.redis:
         RedisBackend._chord_zset RedisBackend.on_chord_part_return(request,state,result)
         RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7
         RedisBackend._chord_cleanup_script>=5.7 CHORD_CLEANUP_LUA>=5.7
+        RedisBackend._chord_claim_extend_script>=5.7 CHORD_CLAIM_EXTEND_LUA>=5.7
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
     count a part of a chord again: backends.redis:RedisBackend.on_chord_part_return(r,s,v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -59,7 +60,10 @@ def tried_again() -> Iterator[None]:
 
 #: Refusals that pass, by how they begin or by redis-py's class, which cuts the beginning off: the
 #: server has too few replicas, a full disk or no memory left, or another one is the primary now.
-PASSING = (*REFUSES_ALL, "OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN")
+#: In a transaction redis-py puts the command before it.
+PASSING = re.compile(
+    r"(^|caused error: )(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
+)
 PASSING_ERRORS = (
     OutOfMemoryError,
     ReadOnlyError,
@@ -75,7 +79,7 @@ def is_passing(exc: BaseException) -> bool:
     if isinstance(exc, PASSING_ERRORS):
         return True
     text = str(exc)
-    return isinstance(exc, ResponseError) and (text.startswith(PASSING) or FULL in text)
+    return isinstance(exc, ResponseError) and bool(PASSING.search(text) or FULL in text)
 
 
 #: What a server over its memory limit says, also of a command in a script, by whichever name.

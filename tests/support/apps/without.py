@@ -15,7 +15,7 @@ from typing import Any
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcement, broker, result_backends, sender
+from celery_superfetch.app import announcement, broker, refusals, result_backends, sender
 from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.model import forks, permit
@@ -410,6 +410,11 @@ def origins() -> None:
     """What a body publishes by hand counts as the end of its job, and has its ids."""
     sender.origin = lambda: sender.Origin(of_end=True)
     ends.PUBLISH = ("",)
+
+
+def patience_with_refusals() -> None:
+    """What the server refuses for a while ends the try."""
+    sender.is_passing = refusals.is_passing = lambda exc: False
 
 
 def completing() -> None:
