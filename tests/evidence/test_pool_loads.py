@@ -74,6 +74,29 @@ def test_a_job_gets_no_strike_before_a_process_that_is_up_has_it(
     assert last.log().count("wait for a pool process") == 1
 
 
+def test_a_suspect_gets_no_strike_before_a_process_that_is_up_has_it(
+    worker, shop, ledger, db, suspected, tmp_path
+):
+    """It is claimed as if it ran, since it may kill the worker that decodes it."""
+    loading = tmp_path / "loading"
+    loading.touch()
+    env = {"HAPPENS": "slow_children", "NO_CHILDREN": str(loading)}
+    suspected(shop.note, "job")
+    before = [counters.get("strikes") for counters in db.counters()]
+    for _ in range(3):
+        one = worker(env=env, ready=False)
+        eventually(lambda: [*db.held().values()] == [["job"]])
+        eventually(lambda: not db.running(), message="it waits for a process")
+        assert [counters.get("strikes") for counters in db.counters()] == before
+        one.die()
+    loading.unlink()
+    worker(env=env)
+    eventually(lambda: ledger.finishes().get("job"))
+    eventually(db.settled)
+    assert ledger.runs() == {"job": 1}
+    assert not db.dead()
+
+
 def test_a_slot_is_used_as_soon_as_its_process_is_up(worker, app, ledger, db, tmp_path):
     """One process is up and others load: jobs go to that one, and none waits for the others."""
     loading = tmp_path / "loading"
