@@ -1,4 +1,4 @@
-"""A process that the body of a job forks, and that does not end there: its way into the worker."""
+"""A process that a job, or a receiver of a signal, forks, and that returns into the worker."""
 
 from __future__ import annotations
 
@@ -27,6 +27,22 @@ def ending_forked_children(args: Sequence[Any]) -> Iterator[None]:
     finally:
         if os.getpid() != parent:
             _end(args, status)
+
+
+def end_forked_child(worker_pid: int) -> None:
+    """End this process if it is no worker, but was forked by one (a receiver of a signal did so):
+    it would run the worker's jobs once more, and at its end stop the worker's pool."""
+    if os.getpid() != worker_pid:
+        try:
+            logger.warning(
+                "A receiver of a signal forked a process that returned into the worker (pid=%d, "
+                "worker's pid=%d): that process was ended, and the worker continues. Let such a "
+                "process end by os._exit().",
+                os.getpid(),
+                worker_pid,
+            )
+        finally:
+            os._exit(1)
 
 
 def _status_of(exc: BaseException) -> int:

@@ -3,6 +3,7 @@ a time that it carries. What comes too late is handed over again."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from ..model.process import start_time
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
 from . import unreceivable
+from .forked_children import end_forked_child
 from .handover import Handover, run_until
 from .in_process import settle_failures
 from .outcomes import exception_of, run_and_check, run_and_pack
@@ -65,6 +67,7 @@ class Gate(Runner):
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
+        self.pid = os.getpid()
         self.notice, self.run_counts = Notices(worker.app), RunCounts()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         self.green = self.pool.is_green
@@ -93,6 +96,7 @@ class Gate(Runner):
         return sorted((pid, start_time(pid) or "") for pid in pids if pid is not None)
 
     def on_turn(self) -> None:
+        end_forked_child(self.pid)
         if self.failure is not None:
             raise self.failure
         self._turns += 1
@@ -139,6 +143,7 @@ class Gate(Runner):
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
         """Stands for the pool's own, which gets the job once that may start."""
+        end_forked_child(self.pid)
         if not self.pool.uses_semaphore:
             target, options = settle_failures(target, options, self.inline)
         request = request_of(options.get("accept_callback"))

@@ -93,6 +93,7 @@ def test_the_control_hangs_in_its_second_fork(worker, app, ledger):
 
 
 HOWS = ["returns", "raises", "exits", "is interrupted"]
+RECEIVED = ["forks as it is received", "and the next"]
 
 
 def fork_then_work(worker: Any, app: Celery, pool: str, without: str = "") -> None:
@@ -101,6 +102,8 @@ def fork_then_work(worker: Any, app: Celery, pool: str, without: str = "") -> No
     for how in HOWS:
         app.send_task("hooked.fork", (f"{pool} {how}", how), queue=pool)
         app.send_task("shop.note", (f"{pool} after it {how}",), queue=pool)
+    for what in RECEIVED:
+        app.send_task("shop.note", (f"{pool} {what}",), queue=pool)
 
 
 def test_a_process_that_a_job_forks_does_not_come_back_into_the_worker(worker, app, ledger, db):
@@ -109,6 +112,7 @@ def test_a_process_that_a_job_forks_does_not_come_back_into_the_worker(worker, a
     for pool in pools:
         fork_then_work(worker, app, pool)
     names = [f"{pool} {what}{how}" for pool in pools for how in HOWS for what in ("", "after it ")]
+    names += [f"{pool} {what}" for pool in pools for what in RECEIVED]
     eventually(lambda: set(names) <= ledger.finishes().keys(), within=60)
     assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not any(db.held().values()), message="all were acked")

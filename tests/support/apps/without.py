@@ -457,6 +457,7 @@ def free_locks() -> None:
 def ends_of_forked_children() -> None:
     """A process that a job forks may go on into the worker, and watches its parent's sockets."""
     starts.ending_forked_children = lambda args: contextlib.nullcontext()
+    before_the_pool.end_forked_child = lambda pid: None
     poller.Poller.leave_to_parent = lambda self: None
 
 
