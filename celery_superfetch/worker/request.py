@@ -156,7 +156,7 @@ class CountedRequest(Request):
         exc = exception_of(exc_info)
         own = self.delivery is not None and not self._was_told
         self._ended_its_worker = own and isinstance(exc, ENDS_OF_WORKERS)
-        if own and isinstance(exc, (Terminated, SystemExit)):
+        if own and isinstance(exc, (Terminated, SystemExit, KeyboardInterrupt)):
             # The child outlived the signal for an earlier job, and died of this one. Celery would
             # take it for revoked, and its ack would lose it. Or the task ended it: Celery 5.6 would
             # have that failed, or lost, as its billiard says.
@@ -164,6 +164,8 @@ class CountedRequest(Request):
             how = human_status(status if isinstance(status, int) else 1)
             if self._ended_its_worker:
                 how = type(exc).__name__
+            elif isinstance(exc, KeyboardInterrupt):
+                how = describe(exc)
             try:
                 raise WorkerLostError(EXITED + how)
             except WorkerLostError as lost:
@@ -179,7 +181,7 @@ class CountedRequest(Request):
             why = message_of(exc).removeprefix(EXITED).partition(" Job: ")[0]
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
             # A thread or a greenlet does not end: what it says of a loss is what its task raised.
-            ended = processes and isinstance(exc, (WorkerLostError, KeyboardInterrupt))
+            ended = processes and isinstance(exc, WorkerLostError)
             self._cut_short = f"pool process lost: {why}" if ended else f"it raised {why}"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
