@@ -160,7 +160,7 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
 
 def _is_of_job(result: Any, since: float) -> bool:
     """Whether a result is one of this message, and not of an older one with the same task id, which
-    senders use again: it was stored after the message was claimed first (``since``, in s)."""
+    senders use again: it was stored after the message was claimed before (``since``, in s)."""
     done = result.get("date_done")
     try:
         at = datetime.fromisoformat(done) if isinstance(done, str) else done

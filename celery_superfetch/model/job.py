@@ -51,6 +51,11 @@ class Counters(NamedTuple):
     deaths: int = 0  # strikes by the death of an owner, and not of the job's own process
     alongside: int = 0  # those of them that it met alongside other jobs
 
+    @property
+    def claimed_at(self) -> int:
+        """When the job was claimed before (s, by its owner's clock; 0: nobody remembers)."""
+        return self.token // CLAIMS_A_SECOND
+
     @classmethod
     def read(cls, **found: Any) -> Counters:
         """Some fields as the server has them; what was never counted is None."""

@@ -42,7 +42,7 @@ class Claim(NamedTuple):
     id: str  # empty: it does not last until the job ends
     token: int
     steps: str = ""  # the steps note that earlier runs have left
-    since: float = 0.0  # when the message was claimed for the first time (s; 0: not known)
+    since: float = 0.0  # when the message was claimed before (s; 0: not known)
 
     @property
     def is_over(self) -> bool:

@@ -66,7 +66,9 @@ class Handover:
         if self.request.acknowledged or not self.request.task.acks_late:
             return "", "", "", token
         place, key = delivery.channel.place, self.owner.key_of(job)
-        return place, key, job.claim_id, token, counters.steps if counters else ""
+        if counters is None:
+            return place, key, job.claim_id, token
+        return place, key, job.claim_id, token, counters.steps, counters.claimed_at
 
     @property
     def decoded(self) -> Any:

@@ -17,7 +17,7 @@ from kombu.utils.json import loads
 
 from support.servers.database import Database, name_of
 from support.servers.ledger import Ledger
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.worker import Worker
 
 NEXT, PAGES = "next", 5  # as in `support/apps/streams.py`
@@ -143,3 +143,21 @@ def test_the_control_takes_what_a_body_sends_for_its_end(stream):
     """Its callback has the id of the end, and all but one are dropped."""
     found = stream("threads", ["callbacks"], "numbers_of_messages,origins")
     assert count(found["callbacks"])["end"] == 0
+
+
+@pytest.mark.parametrize("without", ["", "seeds"])
+def test_jobs_of_one_task_id_have_followers_of_their_own(worker, app, ledger, without):
+    """Three with a chord for their link. The control: they share the ids of one."""
+    worker(app="steps", concurrency=3, options=OPTIONS, env={"WITHOUT": without})
+    for number in range(3):
+        parts = [app.signature("features.part", (f"part {n}",), immutable=True) for n in range(2)]
+        body = app.signature("shop.note", (f"body {number}",), immutable=True)
+        job = app.signature("shop.note", ("job",), immutable=True)
+        job.apply_async(task_id="report-7", link=chord(parts, body, app=app))
+    ledger.release()
+    eventually(lambda: ledger.runs().get("part 0") == 3 and ledger.runs().get("part 1") == 3)
+    if not without:
+        eventually(lambda: {f"body {n}" for n in range(3)} <= set(ledger.finishes()))
+        assert set(ledger.runs().values()) == {3, 1}
+    else:
+        always(lambda: not {f"body {n}" for n in range(3)} <= set(ledger.starts()), during=2)

@@ -3,6 +3,7 @@ while that is its own. `tests/evidence/test_handed_on.py` has the same with work
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -290,6 +291,21 @@ def test_a_job_that_is_delivered_again_knows_whether_it_had_ended(pool, kept, re
     pool.run(again, header=again.counters.as_header(0))
     [seen] = pool.seen
     assert seen["ended"] is (result in ("FAILURE", "SUCCESS") and not kept)
+
+
+@pytest.mark.parametrize("later", [-60, 60])
+def test_a_result_of_an_older_job_with_the_same_task_id_says_nothing(pool, later):
+    """It was stored before this one was claimed the last time."""
+    pool.app.tasks["note"].apply_async(task_id="report-7")
+    first = pool.take()
+    pool.app.backend.store_result("report-7", "noted", "SUCCESS")
+    pool.bench.requeue(first.job)
+    again = pool.take()
+    claimed = again.counters.claimed_at
+    assert abs(claimed - time.time()) < 60
+    pool.run(again, header=again.counters.as_header(0), since=claimed + later)
+    [seen] = pool.seen
+    assert seen["ended"] is (later < 0)
 
 
 @pytest.mark.parametrize("result", [None, "FAILURE", "SUCCESS"])
