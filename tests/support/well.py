@@ -1,8 +1,11 @@
-"""The overview of a database in which all is well."""
+"""A database in which all is well, and the overview of one."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from celery_superfetch.app.reaper import note
+from support.workers.bench import Bench
 
 MIB = 1024 * 1024
 
@@ -50,6 +53,7 @@ WELL: dict[str, Any] = {
             "next_due": None,
             "oldest": 9.0,
             "consumers": 1,
+            "not_consuming": {},
         },
         {
             "queue": "mail",
@@ -60,6 +64,7 @@ WELL: dict[str, Any] = {
             "next_due": None,
             "oldest": None,
             "consumers": 0,
+            "not_consuming": {},
         },
     ],
     "stopped": [],
@@ -76,3 +81,10 @@ WELL: dict[str, Any] = {
     "last_pass": {"age": 12.0},
     "reap_interval": 10.0,
 }
+
+
+def make_well(bench: Bench) -> None:
+    """Register a worker that is well, and make a pass."""
+    bench.owner(node="celery@one", lists=["mail"], heartbeat_interval=3600.0, owner_ttl=7200.0)
+    reaper = bench.reaper()
+    note(reaper, reaper.reap())

@@ -9,46 +9,39 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from celery_superfetch.app.reaper import note
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
 from celery_superfetch.store.wire.server import MAY_DEADLOCK
 from support.servers.server import Server
 from support.waiting import eventually
+from support.well import make_well
 from support.workers.bench import Bench, payload
 
 EXIT = {"critical": 2, "warning": 1, "note": 0}
 MUCH = 50 * 1024 * 1024
 
 
-def lived(bench: Bench) -> None:
-    """A worker that is well, on a server where passes are made."""
-    bench.owner(node="celery@one", lists=["mail"], heartbeat_interval=3600.0, owner_ttl=7200.0)
-    reaper = bench.reaper()
-    note(reaper, reaper.reap())
-
-
 def nearly_full(server: Server, bench: Bench) -> None:
-    lived(bench)
+    make_well(bench)
     client = server.client()
     client.setrange("ballast", MUCH, b"x")
     client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.03))
 
 
 def evicting(server: Server, bench: Bench) -> None:
-    lived(bench)
+    make_well(bench)
     server.client().config_set("maxmemory-policy", "allkeys-lru")
     server.client().config_set("maxmemory", 10 * MUCH)
 
 
 def unread(server: Server, bench: Bench) -> None:
     """Jobs that stock workers left."""
-    lived(bench)
+    make_well(bench)
     server.client().hset("unacked", "tag", "[]")
 
 
 def killed(server: Server, bench: Bench) -> None:
-    lived(bench)
+    make_well(bench)
     bench.killed(payload("a"))
     bench.client.delete(bench.keys.unannounced)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from selenium import webdriver
 from celery_superfetch.console.web import create_app
 from support.servers.server import free_port
 from support.waiting import eventually
+from support.well import make_well
 from support.workers.bench import Bench, payload
 
 FLAGS = (
@@ -25,12 +27,12 @@ FLAGS = (
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture
-def page(make_app: Any, bench: Bench) -> Iterator[str]:
-    """The page's URL; it is served from a thread."""
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serve the page of an app from a thread; yields its URL."""
     port = free_port()
     config = uvicorn.Config(
-        create_app(make_app(), read_only=False), port=port, log_level="warning", lifespan="off"
+        create_app(app, read_only=False), port=port, log_level="warning", lifespan="off"
     )
     served = uvicorn.Server(config)
     thread = threading.Thread(target=served.run, daemon=True)
@@ -39,6 +41,12 @@ def page(make_app: Any, bench: Bench) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}/"
     served.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture
+def page(make_app: Any, bench: Bench) -> Iterator[str]:
+    with serving(make_app()) as url:
+        yield url
 
 
 @pytest.fixture
@@ -87,5 +95,27 @@ def test_a_job_that_dies_is_seen_and_put_back_by_a_click(browser, page, bench):
 
     browser.get(page)
     bench.push("celery", payload("waits", queue="celery"))
-    eventually(lambda: "no live worker consumes it" in text())
+    eventually(lambda: "no worker consumes it" in text())
     assert [entry["message"] for entry in browser.get_log("browser")] == [], "its policy is kept"
+
+
+def test_an_open_page_says_at_once_that_its_data_is_old(browser, make_app, fresh_server):
+    server = fresh_server(appendonly=True)
+    make_well(Bench(server.client()))
+
+    def verdict() -> str:
+        return browser.find_element("css selector", "main").text
+
+    with serving(make_app(url=server.url())) as url:
+        browser.get(url)
+        assert verdict().startswith("All is well")
+        server.stop()
+        eventually(lambda: "This data is" in verdict(), message="it is not said that it is old")
+        assert "All is well" not in verdict()
+        assert browser.title.startswith("Old data")
+        assert "The server cannot be asked" in verdict()
+        browser.get(url)
+        assert "The server cannot be asked" in verdict(), "a page that was an error from the start"
+        server.start()
+        eventually(lambda: verdict().startswith("All is well"), message="it never came back")
+        assert "This data is" not in verdict()

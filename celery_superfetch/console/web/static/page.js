@@ -1,8 +1,13 @@
-// Keeps the page as the server has it: every two seconds its [data-live] parts are read anew,
-// unless somebody has selected something. Without this file the page works by reloads.
+// Keeps the page up to date: every two seconds its [data-live] parts are read again, unless the
+// visitor has selected something. While that fails, a banner says since when the data is old and why,
+// and takes the place of the verdict: "All is well" must not stay over a Redis that is away.
+// Without this file the page works by reloads.
 "use strict";
 
 const EVERY = 2000;
+const old = document.getElementById("old");
+const away = document.querySelector("[data-away]"); // this page was itself an error
+let asOf = new Date(); // when the data on the page was read
 const pulse = document.getElementById("pulse");
 const picked = () => document.querySelectorAll("input[name=id]:checked").length;
 const parts = () => document.querySelectorAll("[data-live]");
@@ -31,28 +36,64 @@ function replace(part, fresh) {
   inside()[focus]?.focus({ preventScroll: true });
 }
 
+const time = (date) => date.toLocaleTimeString([], { hour12: false });
+
+function span(date) {
+  const seconds = Math.round((Date.now() - date) / 1000);
+  return seconds < 120 ? `${seconds} s` : `${Math.floor(seconds / 60)} min`;
+}
+
+// Says that the data is old, and why; with no reason, that it is fresh again.
+function mark(reason) {
+  document.body.classList.toggle("is-old", Boolean(reason));
+  old.hidden = !reason;
+  if (!reason) return;
+  document.title = `Old data · ${document.querySelector(".app").textContent}`;
+  old.querySelector("h1").textContent = `This data is ${span(asOf)} old, from ${time(asOf)}`;
+  old.querySelector("p").textContent = reason;
+}
+
+// Reads the page; fails with the reason that an error page gives.
+async function read() {
+  const answer = await fetch(location.href, { signal: AbortSignal.timeout(10000) }).catch(() => {
+    throw new Error("The page's own process does not answer. See whether superfetch web runs.");
+  });
+  if (answer.status === 401) location.reload();
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (answer.ok) return fresh;
+  const said = [...fresh.querySelectorAll("#verdict h1, #verdict .fix")].map((part) => part.textContent.trim());
+  throw new Error(said.join(". ") || `The page answers with status ${answer.status}.`);
+}
+
 async function look() {
-  if (picked() || String(getSelection())) return say("paused", "Paused while something is selected");
+  const began = new Date();
   try {
-    const answer = await fetch(location.href, { signal: AbortSignal.timeout(10000) });
-    const text = await answer.text();
-    if (answer.status === 401) return location.reload();
-    const fresh = new DOMParser().parseFromString(text, "text/html");
-    if (!answer.ok) throw new Error(fresh.querySelector("h1")?.textContent || "No answer");
-    if (picked()) return; // while it was on its way
+    const fresh = await read();
+    if (away) return location.reload();
+    if (picked() || String(getSelection()))
+      return say("paused", `Paused at ${time(asOf)} while something is selected. Now: ${fresh.title.split(" · ")[0]}`);
     document.title = fresh.title;
     for (const part of parts()) replace(part, fresh.getElementById(part.id));
+    asOf = began;
+    mark("");
     say("live", "Live");
     count();
   } catch (error) {
-    say("lost", error.name === "Error" ? error.message : "No answer");
+    say("lost", "Not live");
+    if (!away) mark(error.message);
   }
 }
 
+let next = 0;
+
 async function watch() {
+  clearTimeout(next);
   if (!document.hidden) await look();
-  setTimeout(watch, EVERY);
+  next = setTimeout(watch, EVERY);
 }
+
+// What was hidden for an hour is an hour old: it is read again as soon as it is seen.
+document.addEventListener("visibilitychange", () => document.hidden || (next && watch()));
 
 document.addEventListener("change", ({ target }) => {
   if (target.matches("[data-all]"))
@@ -63,7 +104,7 @@ document.addEventListener("change", ({ target }) => {
 // A reload after a change reads the page, and does not send the form once more.
 history.replaceState(null, "", location.href);
 count();
-if (parts().length) {
-  say("live", "Live");
-  setTimeout(watch, EVERY);
+if (parts().length || away) {
+  if (!away) say("live", "Live");
+  next = setTimeout(watch, EVERY);
 }
