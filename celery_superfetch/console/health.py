@@ -23,6 +23,10 @@ NEAR, FULL = 0.8, 0.95
 #: Bytes that a replica may lag: what a busy server sends in a moment.
 LAG = 16 * 1024 * 1024
 
+#: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
+#: a note, several mean that a deploy, a dependency or an input is broken.
+DEAD_LETTERED_MANY = 5
+
 Level = Literal["critical", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("critical", "warning", "note")
 
@@ -198,7 +202,10 @@ def _queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
         if not row["unserved"]:
             continue
         queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
-        unserved = "no live worker consumes it"
+        unserved = "no worker consumes it"
+        if others := row["not_consuming"]:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(others.items()))
+            unserved += f" ({states})"
         if row["waiting"]:
             since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
             text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
@@ -296,7 +303,8 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
         remaining = dead["killed_lately"] - 1
         text += f", and {remaining} more within the hour" if remaining else ""
         fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
-        yield Finding("note", "job-killed", text, fix)
+        level: Level = "warning" if dead["killed_lately"] >= DEAD_LETTERED_MANY else "note"
+        yield Finding(level, "job-killed", text, fix)
     if (kept := dead["of_app"]) >= NEAR * dead["limit"]:
         full = kept >= dead["limit"]
         loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"

@@ -186,11 +186,12 @@ def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     for name, field, text in (
         ("queue_length", "waiting", "Jobs that wait, on all priorities"),
         ("queue_oldest_seconds", "oldest", "How long the next job was seen to be the next"),
-        ("queue_consumers", "consumers", "Living workers that consume it"),
+        ("queue_consumers", "consumers", "Running workers that consume it"),
         ("probation", "probation", "Jobs on probation, which are not in the queue"),
         ("parked", "parked", "Jobs that wait for their time, which are not in the queue"),
     ):
-        yield _gauge(name, text, {row["queue"]: row[field] for row in queues}, ["queue"])
+        values = {row["queue"]: row[field] for row in queues if row[field] is not None}
+        yield _gauge(name, text, values, ["queue"])
 
 
 def _of_passes(last: Mapping[str, Any] | None, counts: Counts) -> Iterator[Metric]:

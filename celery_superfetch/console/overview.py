@@ -31,7 +31,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
     """All there is to see, as one document; it changes nothing."""
     now = inspector.database.server_time()
     owners = [row for row, _ in owner_rows(inspector, inspector.judged(), now)]
-    served = Counter(n for row in owners if row["verdict"] != "dead" for n in row["queues"])
+    served = consumers_of(owners)
     tombstones = inspector.registry.facts(inspector.registry.tombstones())
     left = inspector.holdings.of([*tombstones])
     owners_lists = {n for row in owners for n in row["queues"]}
@@ -69,6 +69,20 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         # An app's own option, or what a probe has to go by.
         "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,
     }
+
+
+def consumers_of(owners: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
+    """Return, for each queue list, how many owners that registered it are in which state.
+
+    Only those in the state ``running`` start jobs. A stopping worker claims nothing more, a hung
+    one cannot, and of a stale one nothing is known.
+    """
+    states_by_list: dict[str, Counter[str]] = {}
+    for row in owners:
+        if row["verdict"] != "dead":
+            for name in row["queues"]:
+                states_by_list.setdefault(name, Counter())[row["state"]] += 1
+    return states_by_list
 
 
 def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
@@ -159,7 +173,7 @@ def state_of(facts: Facts, age: float) -> str:
 
 
 def queue_rows(
-    inspector: Inspector, owners_lists: Iterable[str], consumers: Mapping[str, int]
+    inspector: Inspector, owners_lists: Iterable[str], consumers: Mapping[str, Counter[str]]
 ) -> list[dict[str, Any]]:
     """Queue lists, with what is in them; ``owners_lists`` beside those of the app, and those that
     nobody may serve any more are known by what is in them."""
@@ -173,6 +187,7 @@ def queue_rows(
     for (queue, _, step, name), (length, probation) in zip(
         parts, inspector.queues.lengths(names), strict=True
     ):
+        states = consumers.get(name, Counter())
         row = {
             "queue": queue,
             "priority": int(step) if step.isdecimal() else 0,
@@ -184,7 +199,11 @@ def queue_rows(
             "parked": parked[name],
             "next_due": utc(due[name] / 1000) if name in due else None,
             "oldest": ages.get(name),
-            "consumers": consumers.get(name, 0),
+            "consumers": states["running"],
+            # Owners that have the list and start no job: state -> how many.
+            "not_consuming": {
+                state: count for state, count in states.items() if state != "running"
+            },
         }
         if isinstance(length, ResponseError):  # something else lives under the queue's name
             row.update(length=None, error=str(length))
@@ -198,17 +217,23 @@ def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     queues: dict[str, dict[str, Any]] = {}
     for row in rows:
         fresh: dict[str, Any] = {"waiting": 0, "probation": 0, "parked": 0, "next_due": None}
-        fresh |= {"oldest": 0.0, "consumers": 0, "error": None}
+        fresh |= {"oldest": None, "consumers": 0, "not_consuming": {}, "error": None}
         queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
         queue["waiting"] += row["length"] or 0
         queue["probation"] += row["probation"]
         queue["parked"] += row["parked"]
         dues = filter(None, (queue["next_due"], row["next_due"]))
         queue["next_due"] = min(dues, default=None)  # ISO 8601 of one zone has their order
-        queue["oldest"] = max(queue["oldest"], row["oldest"] or 0.0)
+        if row["oldest"] is not None:
+            queue["oldest"] = max(queue["oldest"] or 0.0, row["oldest"])
         queue["consumers"] = max(queue["consumers"], row["consumers"])
+        for state, count in row["not_consuming"].items():
+            queue["not_consuming"][state] = max(count, queue["not_consuming"].get(state, 0))
         queue["error"] = queue["error"] or row.get("error")
     for queue in queues.values():
+        # A pass notes since when a job is the oldest. Where none has, it is unknown, not 0.
+        if queue["oldest"] is None and not queue["waiting"]:
+            queue["oldest"] = 0.0
         wanted = queue["error"] or queue["waiting"] or queue["probation"]
         queue["unserved"] = bool(wanted and not queue["consumers"])
     each = queues.values()

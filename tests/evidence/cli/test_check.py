@@ -68,7 +68,7 @@ def test_all_is_well(probe, cli, one):
 def test_a_queue_that_nobody_consumes(probe, cli, one):
     one.push("celery", *(payload(n) for n in range(3)))
     # Only the app says that it has this queue, until a pass has seen a job wait there.
-    text = "CRITICAL: queue celery: 3 jobs, no live worker consumes it"
+    text = "CRITICAL: queue celery: 3 jobs, no worker consumes it"
     assert cli("check", code=2).out == f"{text}\n"
     assert probe() == "OK: 1 worker, 0 jobs in flight, 0 waiting, 0 in the dead set"
     reaper = one.reaper()

@@ -80,7 +80,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert lengths["celery"] == 0
 
     text = cli("status", process=True).out
-    assert "\nCritical: queue aside: 3 jobs, no live worker consumes it: start a " in text
+    assert "\nCritical: queue aside: 3 jobs, no worker consumes it: start a " in text
     given = f"celery -A {app_module('shop')} superfetch reap"
     said = f"is dead (its process is gone), its 2 jobs wait: run `{given}`"
     assert said in text

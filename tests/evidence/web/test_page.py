@@ -46,7 +46,7 @@ def test_the_overview_says_what_is_wrong_and_who_died(app, bench, browse):
     bench.owner(node="w2@host")
     bench.killed(payload("c"))
     page = browse().get("/").text
-    assert re.search(r"Queue celery: 1 job.* no live worker consumes it", page)
+    assert re.search(r"Queue celery: 1 job.* no worker consumes it", page)
     assert "w1@host" in page, "the dead"
     assert "w2@host" in page, "the living"
     assert 'data-label="Recovered">2<' in page

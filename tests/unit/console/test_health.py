@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.console.health import Finding, findings, verdict
+from celery_superfetch.console.health import DEAD_LETTERED_MANY, Finding, findings, verdict
+from celery_superfetch.console.overview import by_queue, consumers_of
 from celery_superfetch.model.words import span
 from support.well import MIB, WELL
 
@@ -36,9 +37,33 @@ def test_the_worst_comes_first_and_with_what_to_do(seen):
     found = findings(seen)
     assert [one.code for one in found] == ["no-consumer", "unannounced"]
     assert verdict(found, seen) == (
-        "Critical: queue mail: 312 jobs, oldest 14 min, no live worker consumes it: "
+        "Critical: queue mail: 312 jobs, oldest 14 min, no worker consumes it: "
         "start a worker with -Q mail. (1 more below)"
     )
+
+
+@pytest.mark.parametrize("state", ["stopping", "silent", "hung"])
+def test_a_worker_that_starts_no_job_is_no_consumer(seen, state):
+    states = consumers_of(
+        {"verdict": "alive", "state": state, "queues": [name]} for name in ("mail", "mail")
+    )
+    running = consumers_of([{"verdict": "alive", "state": "running", "queues": ["mail"]}])
+    assert (states["mail"]["running"], running["mail"]["running"]) == (0, 1)
+    seen["queues"][0].update(consumers=0, not_consuming=dict(states["mail"]))
+    assert only(seen).code == "no-consumer"
+    assert f"no worker consumes it (2 {state})" in only(seen).text
+
+
+def test_an_unknown_age_is_not_zero(seen):
+    def oldest() -> float | None:
+        return by_queue(seen["queues"])[0]["oldest"]
+
+    assert oldest() == 9.0
+    seen["queues"][0]["oldest"] = None
+    assert oldest() is None, "no pass has noted since when its jobs wait"
+    for row in seen["queues"]:
+        row["length"] = 0
+    assert oldest() == 0.0
 
 
 def test_a_queue_name_is_quoted_for_the_shell(seen):
@@ -205,6 +230,10 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     assert verdict([found], seen).endswith(", 3 in the dead set (1 killed within the hour).")
     seen["dead_set"]["killed_lately"] = 3
     assert only(seen).text.endswith(", and 2 more within the hour")
+    seen["dead_set"]["killed_lately"] = DEAD_LETTERED_MANY - 1
+    assert only(seen).level == "note"
+    seen["dead_set"]["killed_lately"] = DEAD_LETTERED_MANY
+    assert only(seen)[:2] == ("warning", "job-killed"), "so many are no longer one poison pill"
     seen["dead_set"]["newest"]["task"] = "x" * 5_000
     assert only(seen).text.startswith(f"job {'x' * 77}...[4e1a] was killed")
 
