@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 # They add their commands to the group.
-from . import dead, status, stock  # noqa: F401
+from . import dead, queue, status, stock  # noqa: F401
 from .session import SECONDS, Session, command, know_tasks, quantity, superfetch
 
 __all__ = ["superfetch"]

@@ -18,6 +18,8 @@ from ..model.words import command
 #: What an owner's row has as it was registered.
 FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl")
 
+CANCELLED = "cancelled"  # what an owner is to a queue whose consumer it cancelled
+
 MOODS = ("critical", "warning", "ok")  # of an owner, the worst first
 
 #: The latest deaths that are told of.
@@ -75,13 +77,15 @@ def consumers_of(owners: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]
     """Return, for each queue list, how many owners that registered it are in which state.
 
     Only those in the state ``running`` start jobs. A stopping worker claims nothing more, a hung
-    one cannot, and of a stale one nothing is known.
+    one cannot, of a stale one nothing is known, and a worker whose consumer of the queue was
+    cancelled (``cancel_consumer``) keeps the list in its record.
     """
     states_by_list: dict[str, Counter[str]] = {}
     for row in owners:
         if row["verdict"] != "dead":
             for name in row["queues"]:
-                states_by_list.setdefault(name, Counter())[row["state"]] += 1
+                state = CANCELLED if name in row["unconsumed"] else row["state"]
+                states_by_list.setdefault(name, Counter())[state] += 1
     return states_by_list
 
 
@@ -145,6 +149,7 @@ def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) 
         # Since it registered.
         "age": max(0, now - facts.registered_at) / 1000,
         "queues": sorted(facts.lists),
+        "unconsumed": sorted(facts.unconsumed),
         # What runs for longer than its stuck_after, and for how long.
         "stuck": [
             {"task": task, "id": id, "digest": name, "seconds": seconds + int(age)}
@@ -179,6 +184,9 @@ def queue_rows(
     nobody may serve any more are known by what is in them."""
     seen = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
     lists = {*inspector.lists, *owners_lists, *chain.from_iterable(seen)}
+    # Queues whose last worker left within a week: they are shown while they have jobs.
+    left = {*inspector.registry.served()} - lists
+    lists |= left
     parts = sorted((*name.partition(inspector.separator), name) for name in lists)
     names = [name for *_, name in parts]
     ages, rows = inspector.queues.oldest(names), []
@@ -207,7 +215,8 @@ def queue_rows(
         }
         if isinstance(length, ResponseError):  # something else lives under the queue's name
             row.update(length=None, error=str(length))
-        rows.append(row)
+        if name not in left or row["length"] != 0 or probation or parked[name]:
+            rows.append(row)
     return rows
 
 

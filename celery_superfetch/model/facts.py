@@ -13,7 +13,15 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
-OTHERS = "heartbeat_interval", "owner_ttl", "connections", "pool", "lists", "stuck_jobs"
+OTHERS = (
+    "heartbeat_interval",
+    "owner_ttl",
+    "connections",
+    "pool",
+    "lists",
+    "unconsumed",
+    "stuck_jobs",
+)
 SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
 HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
 STOPPING = "stopping"  # state of an owner that was told to stop
@@ -38,6 +46,8 @@ class Facts:
     pool: tuple[tuple[int, str], ...] = ()  # pool processes as ``(pid, start time)``
     #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.
     lists: Mapping[str, int] = field(default_factory=dict)
+    #: Those of ``lists`` from which it does not claim now: their consumers were cancelled.
+    unconsumed: tuple[str, ...] = ()
     #: What runs for longer than ``stuck_after``: task, id, digest, and for how long (s).
     stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
     registered_at: int = 0
@@ -95,6 +105,11 @@ class Facts:
                 name.encode(errors="replace").decode(): _read(int, expires, 0)
                 for name, expires in _read(json.loads, text.get("lists"), {}).items()
             },
+            unconsumed=tuple(
+                name.encode(errors="replace").decode()
+                for name in _read(json.loads, text.get("unconsumed"), [])
+                if isinstance(name, str)
+            ),
             stuck_jobs=tuple(
                 (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
             ),

@@ -65,6 +65,9 @@ class Heart:
         self.facts = Facts.mine("", ProcessImage.current(), config)
         #: As in ``Facts``; whoever knows the runs writes it.
         self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
+        #: Queue lists from which some channel claims; the others that are registered are
+        #: ``unconsumed``. Whoever knows the channels writes it.
+        self.consumed: Collection[str] = frozenset()
         self.overdue: deque[Callable[[], object]] = deque()  # what takes long, for other threads
         #: Who is silent, as this process saw it by its own heartbeats.
         self.silence = Silence(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
@@ -132,6 +135,7 @@ class Heart:
             # None where the server does not tell our own: they say nothing then.
             connections=tuple(sorted({id, *self.blocking}) if id else ()),
             pool=tuple(runner.pids()),
+            unconsumed=tuple(sorted(self.facts.lists.keys() - self.consumed)),
             stuck_jobs=self.stuck_jobs,
         )
 

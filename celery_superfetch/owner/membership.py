@@ -83,6 +83,7 @@ class Membership:
         with self._lock:
             first, registered = not self.name, self.heart.facts.lists
             self._users[user] = lists
+            self.heart.consumed = self._consumed()
             new = {name: ms for name, ms in lists.items() if registered.get(name) != ms}
             if not first and not new:
                 return
@@ -94,9 +95,13 @@ class Membership:
                 self._heartbeats = Heartbeats(self.heart)
                 self._heartbeats.start()
 
+    def _consumed(self) -> frozenset[str]:
+        """Return the queue lists from which some channel claims."""
+        return frozenset(chain(*self._users.values()))
+
     def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
-        unused = self.heart.facts.lists.keys() - set(chain(*self._users.values()))
+        unused = self.heart.facts.lists.keys() - self._consumed()
         if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
             return ()
         return unused - Holdings(self.database).of([self.name])[self.name].lists.keys()
@@ -163,6 +168,7 @@ class Membership:
             finally:  # whatever waits still, this channel is no reason to stay registered
                 with self._lock:
                     self._users.pop(user, None)
+                    self.heart.consumed = self._consumed()
                     if not self._users and self.name and not len(self.in_flight.jobs):
                         self._end(tombstone=0 if answered else BLOCK_TIMEOUT)
 

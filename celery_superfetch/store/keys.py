@@ -29,6 +29,7 @@ class Keys:
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
         self.beats = f"{own}beats"  # HASH app -> the last tick of its beat
+        self.served = f"{own}served"  # ZSET queue list -> when its last owner left (server ms)
         self.oldest = f"{own}oldest"  # HASH queue list -> digest of its oldest job, since when (ms)
         # Never exists: a cluster that moves our slot then refuses a script before it begins, and
         # not at a list that it has itself emptied, between a job's departure and its arrival.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from itertools import chain
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
 from .database import Structure, chunks
@@ -17,6 +18,9 @@ from .wire.clients import cut
 from .wire.scripts import Call, packed
 
 HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousand are 50 kB
+#: Seconds for which a queue list is remembered after its last owner left, and how many are at most.
+SERVED_S, SERVED_LISTS = 7 * 86400, 10_000
+
 TOMBSTONE_FACTS = 86400  # seconds: an owner thawed a day later learns its fate
 
 
@@ -68,6 +72,7 @@ class Registry(Structure):
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
         ``tombstone`` seconds a claim of ours may still land."""
+        self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.private(owner)]
         names += [keys.landing(owner, name) for name in facts.lists]
@@ -107,6 +112,7 @@ class Registry(Structure):
     def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> Facts | None:
         """Mark an owner reaped; for ``tombstone`` seconds its lists are drained again, for claims
         that land late. Returns its facts then; None: it was heard since ``score``."""
+        self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner)]
         ran = self.scripts.run("mark", names, [owner, score, int(tombstone * 1000), reason])
@@ -115,6 +121,39 @@ class Registry(Structure):
         # A frozen owner claims nothing more; where that fails, its tombstone covers what it does.
         cut(self.client, facts.run_id, facts.connections)
         return facts.with_(state="reaped", was=facts.state, ran=ran)
+
+    def _note_served(self, queue_lists: Iterable[str]) -> None:
+        """Remember that an owner had these queue lists until now. It is written before the owner
+        leaves the registry: if the process dies in between, the owner record still has them."""
+        now, key = self.database.server_time(), self.keys.served
+        scores = [part for name in queue_lists for part in (now, name)]
+        if not scores:
+            return
+        commands: list[tuple[Any, ...]] = [("ZADD", key, *some) for some in chunks(scores, 1000)]
+        commands += [
+            ("ZREMRANGEBYSCORE", key, "-inf", now - SERVED_S * 1000),
+            ("ZREMRANGEBYRANK", key, 0, -SERVED_LISTS - 1),
+            ("EXPIRE", key, SERVED_S),
+        ]
+        with suppress(RedisError):  # over its memory limit, say: an owner has to leave all the same
+            self._at_once(commands, errors=True)
+
+    def served(self) -> list[str]:
+        """Return the queue lists that an owner had within ``SERVED_S`` and left since."""
+        since = self.database.server_time() - SERVED_S * 1000
+        names = self.client.zrangebyscore(self.keys.served, since, "+inf")
+        return [name.decode(errors="replace") for name in names]
+
+    def forget_served(self, queue_lists: Collection[str]) -> int:
+        """Forget that these queue lists were served, and since when jobs wait there; returns how
+        many of them were remembered."""
+        if not queue_lists:
+            return 0
+        keys = self.keys
+        served, waiting = self._at_once(
+            [("ZREM", keys.served, *queue_lists), ("HDEL", keys.oldest, *queue_lists)]
+        )
+        return max(int(served), int(waiting))
 
     def adopt(self, owner: str, queue_lists: Collection[str]) -> bool:
         """Have the owner of some private lists judged, or drained again, like any other; False if

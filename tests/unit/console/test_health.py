@@ -44,10 +44,9 @@ def test_the_worst_comes_first_and_with_what_to_do(seen):
 
 @pytest.mark.parametrize("state", ["stopping", "silent", "hung"])
 def test_a_worker_that_starts_no_job_is_no_consumer(seen, state):
-    states = consumers_of(
-        {"verdict": "alive", "state": state, "queues": [name]} for name in ("mail", "mail")
-    )
-    running = consumers_of([{"verdict": "alive", "state": "running", "queues": ["mail"]}])
+    row = {"verdict": "alive", "unconsumed": []}
+    states = consumers_of({**row, "state": state, "queues": [name]} for name in ("mail", "mail"))
+    running = consumers_of([{**row, "state": "running", "queues": ["mail"]}])
     assert (states["mail"]["running"], running["mail"]["running"]) == (0, 1)
     seen["queues"][0].update(consumers=0, not_consuming=dict(states["mail"]))
     assert only(seen).code == "no-consumer"
