@@ -88,7 +88,8 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
         if not issubclass(connection.get_transport_cls(), Transport):
             raise UnsupportedBroker(
                 f"the app's broker ({discreet(connection)}) is not served by celery_superfetch: "
-                "call celery_superfetch.install(app), and use a redis:// or sentinel:// broker_url"
+                "the module that -A names never calls celery_superfetch.install(app), or its "
+                "broker_url is neither redis:// nor sentinel://"
             )
         # kombu alone tries two of a failover list's servers, and one that says nothing twice.
         servers = max(1, len(connection.alt))

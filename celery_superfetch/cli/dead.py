@@ -139,7 +139,9 @@ def dead_retry(
         jobs = [job.id for job in session.dead_set.find(oldest_first=True, **conditions)]
         where = f" on {to!r}" if to else ""
         if jobs and not yes:
-            click.confirm(f"Put {len(jobs)} jobs back{where}?", abort=True, err=True)
+            from ..model.words import number
+
+            click.confirm(f"Put {number(len(jobs), 'job')} back{where}?", abort=True, err=True)
     done = session.dead_set.retry_many(jobs, to, None if ids else _progress(len(jobs)))
     _say_retried(session, done, each=bool(ids))
 

@@ -141,13 +141,14 @@ def _printable(text: object) -> str:
 def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     """A session; what goes wrong in it is said without a traceback."""
     from celery.exceptions import OperationalError
-    from redis.exceptions import RedisError, TimeoutError
+    from redis.exceptions import RedisError
 
     from ..app.broker import client_of
     from ..app.dead_set import DeadSet
     from ..app.reaper import reaper_of
     from ..errors import SuperfetchError
     from ..store.wire.server import check_cluster, info
+    from ..store.wire.trouble import advice_for
     from .tables import Tables
 
     app = ctx.obj.app
@@ -170,9 +171,10 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     except SuperfetchError as exc:
         raise click.ClickException(_printable(f"{exc}{hint}")) from exc
     except (RedisError, OperationalError) as exc:  # the latter where Celery sends something
-        if isinstance(exc, TimeoutError):
-            hint = f": see whether its process hangs, swaps or is stopped{hint}"
-        raise Unreachable(f"the broker ({_uri(app)}) cannot be asked: {exc}{hint}") from exc
+        url = _uri(app)
+        advice = advice_for(exc, url)
+        text = f"the broker ({url}) cannot be asked: {exc}{advice and f': {advice}'}{hint}"
+        raise Unreachable(text) from exc
     finally:
         waits.cancel()
 

@@ -140,10 +140,19 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
             )
             yield Finding("critical", "hung-owner", text, fix)
         elif owner["verdict"] == "dead":
-            holds = "holds nothing" if not owner["in_flight"] else f"its {jobs} wait"
+            one = owner["in_flight"] == 1
+            holds = (
+                f"its {jobs} {'waits' if one else 'wait'}"
+                if owner["in_flight"]
+                else "holds nothing"
+            )
             level: Level = "critical" if owner["in_flight"] and not soon else "note"
             text = f"worker {name} is dead ({owner['reason']}), {holds}"
-            fix = "the next pass takes them" if soon else f"run `{overview['command']} reap`"
+            fix = (
+                f"the next pass, within {span(overview['reap_interval'])}, recovers what it held"
+                if soon
+                else f"run `{overview['command']} reap`"
+            )
             yield Finding(level, "dead-owner", text, fix)
         elif owner["state"] == SILENT:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
@@ -221,12 +230,12 @@ def _passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if min(oldest, last["age"] if last else oldest) < LATE_PASSES * overview["reap_interval"]:
         return
     since = "" if last is None else f" for {span(last['age'])}"
-    text = f"no pass{since or ' is known of'}: nobody looks for dead workers"
-    fix = "start a worker of an app with install(), which makes them"
+    text = f"no pass{since or ' is known of'}: no worker looks for dead ones"
+    fix = "start a worker of an app that calls install(): it makes passes"
     heard = any(o["verdict"] == "alive" and o["state"] != SILENT for o in overview["owners"])
     if heard:
         soon = span(overview["reap_interval"])
-        fix = f"one that is heard makes one within {soon}; else see its log"
+        fix = f"a running worker makes one within {soon}; if none comes, see its log"
     # The server may have been away for as long, and be back for a moment.
     level: Level = "warning" if heard and last else "critical"
     yield Finding(level, "no-pass", text, f"{fix}, or run `{overview['command']} reap`")
@@ -277,12 +286,11 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(level, "eviction", text, fix)
     if most and used >= NEAR * most:
         level = "critical" if used >= FULL * most else "warning"
-        text = f"the server uses {used / most:.0%} of its maxmemory; at 100% nothing can be sent"
+        text = f"the server uses {used / most:.0%} of its maxmemory; at 100% no job can be sent"
         yield Finding(level, "memory", text, "raise maxmemory, or see which queue or result grows")
     if server["append_only"] is False and server["saves"] == "":
         text = (
-            "the server keeps jobs in memory alone (no AOF, no RDB saves): "
-            "its restart loses them all"
+            "the server keeps jobs in memory only (no AOF, no RDB saves): a restart loses all jobs"
         )
         fix = "`redis-cli CONFIG SET appendonly yes`, and the same in its configuration"
         yield Finding("warning", "no-persistence", text, fix)
@@ -309,12 +317,16 @@ def _dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
         full = kept >= dead["limit"]
         loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
         text = f"the dead set holds {kept} jobs of {dead['limit']}: {loss}"
-        fix = f"`{command} dead list`, then `dead retry` or `dead delete`; or raise dead_limit"
+        fix = (
+            f"see `{command} dead list`, then retry or delete jobs (`dead retry`, `dead delete`); "
+            "or raise dead_limit"
+        )
         yield Finding("warning", "dead-set-full", text, fix)
     if jobs := dead["unannounced"]:
-        text = f"the callers of {number(jobs, 'killed job')} are not told yet"
+        text = f"{number(jobs, 'dead-lettered job')} not reported to the caller yet"
         fix = (
-            "a job on their queue tells them: if it stays so, see that a worker of this app serves "
-            "the queue and the result backend answers. A stock worker discards that job"
+            "a failure notification waits on the job's queue: see whether a worker of this app "
+            "consumes that queue and whether the result backend answers. A stock worker discards "
+            "the notification"
         )
         yield Finding("warning", "unannounced", text, fix)

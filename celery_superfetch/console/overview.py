@@ -138,7 +138,10 @@ def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) 
     age, reason = max(0, now - score) / 1000, verdict.value
     # Workers keep their watch to themselves: here the age has to speak for a silent owner.
     if verdict is Reason.HEARD and state_of(facts, age) == SILENT:
-        reason = f"no heartbeat for {age:.0f} s; alive until a reaper has watched that itself"
+        reason = (
+            f"no heartbeat for {age:.0f} s; it is declared dead once a reaper has watched that for "
+            "as long as its limits say"
+        )
     return {
         **{name: getattr(facts, name) for name in FACTS},
         "state": facts.state if verdict.dead else state_of(facts, age),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..inspector import Inspector
+from ..inspector import Inspector, advice_for
 from ..model.arguments import printable
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
@@ -48,20 +48,21 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     """
     options = _parser(app).parse_args(argv)
     answers, why = list[Answer](), f"no answer within {options.timeout:g} s"
+    fix = "see whether it runs"
 
     def ask() -> None:
-        nonlocal why
+        nonlocal why, fix
         try:
             answers.append(_ask(options, app))
         except Exception as exc:
-            why = str(exc)
+            why, fix = str(exc), advice_for(exc, getattr(options, "broker", "")) or fix
 
     # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(options.timeout)
     if not answers:
-        text, fix = f"the broker cannot be asked: {why}", "see whether it runs"
+        text = f"the broker cannot be asked: {why}: {fix}"
         answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]

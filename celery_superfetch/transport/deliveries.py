@@ -13,6 +13,7 @@ from kombu.utils import json
 from kombu.utils.json import object_hook
 
 from ..model.job import CARRIED, DELIVERY, Carried, Claimed, Counters, Job
+from ..model.words import number
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
@@ -196,7 +197,7 @@ class QoS(virtual.QoS):
         fetch, owner = self.channel.fetch, self.channel.owner
         fetch.requeue(back)
         if given := sum(not owner.runs(job) for job in back):
-            logger.info("A channel closes: its %d jobs go back to their queues.", given)
+            logger.info("Channel closed: requeued %s.", number(given, "job"))
         for job in back:
             if not owner.holds(job):
                 self.drop(job)

@@ -163,8 +163,9 @@ def following(connection_class: Any) -> Any:
             except ResponseError as exc:
                 if str(exc).startswith(NO_SUCH_DATABASE):
                     raise UnsupportedBroker(
-                        f"the broker has no database {self.db} ({exc}). A cluster has database 0 "
-                        "alone: let broker_url end in /0. Several apps share it by their prefixes"
+                        f"the server has no database {self.db} ({exc}): let broker_url end in /0. "
+                        "A cluster, and some services, have database 0 only; several apps share it "
+                        "by their prefixes (global_keyprefix)"
                     ) from exc
                 # The other ends a blocking read because the server was made a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")

@@ -193,7 +193,7 @@ def test_no_app(cli):
 
 def test_an_app_without_install(cli):
     failed = cli("status", superfetch=False, code=1)
-    assert "call celery_superfetch.install(app)" in failed.err
+    assert "the module that -A names never calls celery_superfetch.install(app)" in failed.err
 
 
 def test_an_app_on_another_broker(cli):
@@ -258,7 +258,7 @@ def test_celery_does_not_pay_for_the_plugin():
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    commands = ["dead", "session", "status", "stock"]
+    commands = ["dead", "queue", "session", "status", "stock"]
     assert done.stdout.strip() == str(["cli", *(f"cli.{name}" for name in commands)])
 
 

@@ -80,7 +80,7 @@ def test_a_note_alone_does_not_spoil_the_verdict(seen):
 
 def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
     seen["owners"].append({**seen["owners"][0], "verdict": "dead", "reason": "its process is gone"})
-    assert only(seen).fix == "the next pass takes them"
+    assert only(seen).fix == "the next pass, within 10 s, recovers what it held"
     seen["owners"].pop(0)
     found = next(one for one in findings(seen) if one.code == "dead-owner")
     assert found.level == "critical"
@@ -167,7 +167,9 @@ def test_queues(seen, code):
 def test_nobody_makes_passes(seen, last):
     seen["last_pass"] = last
     assert only(seen)[:2] == ("warning" if last else "critical", "no-pass")
-    assert only(seen).fix.startswith("one that is heard makes one within 10 s; else see its log")
+    assert only(seen).fix.startswith(
+        "a running worker makes one within 10 s; if none comes, see its log"
+    )
     seen["owners"][0]["state"] = "silent"
     found = next(one for one in findings(seen) if one.code == "no-pass")
     assert found.level == "critical"

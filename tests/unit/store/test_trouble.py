@@ -1,0 +1,44 @@
+"""What a person is told to do about a server that cannot be used."""
+
+from __future__ import annotations
+
+import pytest
+from redis import exceptions
+
+from celery_superfetch.store.wire.trouble import advice_for
+
+CASES = {
+    "WRONGPASS invalid username-password pair": (exceptions.AuthenticationError, "password"),
+    "Authentication required.": (exceptions.AuthenticationError, "password in the URL"),
+    "NOAUTH Authentication required.": (exceptions.ResponseError, "wants a password"),
+    "OOM command not allowed when used memory > 'maxmemory'.": (
+        exceptions.OutOfMemoryError,
+        "full and refuses writes: raise maxmemory",
+    ),
+    "max number of clients reached": (exceptions.MaxConnectionsError, "raise maxclients"),
+    "ERR max concurrent connections exceeded": (exceptions.ResponseError, "the plan has no"),
+    "DB index is out of range": (exceptions.ResponseError, "end in /0"),
+    "Error 111 connecting to localhost:1. Connection refused.": (
+        exceptions.ConnectionError,
+        "nothing listens",
+    ),
+    "Error -2 connecting to nosuch:6379. Name or service not known.": (
+        exceptions.ConnectionError,
+        "cannot be resolved",
+    ),
+    "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
+    "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "loads its data"),
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_each_refusal_has_its_advice(text):
+    kind, advice = CASES[text]
+    assert advice in advice_for(kind(text), "redis://localhost")
+
+
+def test_a_silence_may_be_a_missing_tls():
+    silence = exceptions.TimeoutError("Timeout reading from socket")
+    assert "TLS" not in advice_for(silence, "redis://localhost")
+    assert "use redis:// instead of rediss://" in advice_for(silence, "rediss://localhost")
+    assert advice_for(ValueError("something else")) == ""
