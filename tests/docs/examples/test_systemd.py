@@ -37,6 +37,25 @@ def test_the_control_is_not_taken(tmp_path, change):
     assert verify(tmp_path, change) != ""
 
 
+EXPOSED_MOST = 40  # tenths of systemd's 10 for a unit that it protects from nothing
+
+
+@pytest.mark.parametrize("name", [name for name in units() if name.endswith("service")])
+def test_a_unit_has_no_more_of_its_host_than_it_needs(tmp_path, name):
+    verify(tmp_path)
+
+    def exposed(text: str) -> bool:
+        (tmp_path / name).write_text(text)
+        words = "security", "--offline=yes", f"--threshold={EXPOSED_MOST}", f"./{name}"
+        done = tool("systemd-analyze", *words, cwd=tmp_path)
+        assert "Overall exposure level" in done.stdout, done.stderr
+        return bool(done.returncode)
+
+    whole = (SYSTEMD / name).read_text()
+    assert not exposed(whole)
+    assert exposed(whole.partition("NoNewPrivileges")[0] + "\n"), "the control: a bare unit"
+
+
 def test_a_worker_stops_by_itself_and_has_the_time_for_it():
     service = unit(WORKER)["Service"]
     # Its pool processes get no TERM of their own: they would end in the middle of their jobs.
