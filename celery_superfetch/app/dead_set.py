@@ -31,7 +31,7 @@ BUSY = (
     "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
     "retried in a minute"
 )
-GONE = "no job {!r} in the dead set: somebody else was quicker"
+GONE = "no job {!r} in the dead set: it left meanwhile"
 
 
 @dataclass
@@ -95,7 +95,7 @@ class DeadSet(store.DeadSet):
             to: name of the queue; None: its own.
 
         Raises:
-            JobNotFound: it is not in the dead set, or somebody else was quicker.
+            JobNotFound: it is not in the dead set, or it left meanwhile.
             WrongType: the queue's key holds something else.
         """
         [done] = self.retry_many([job], to)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .session import Session, command, know_tasks, quantity, superfetch, warn
+from .session import Session, command, complain, know_tasks, quantity, superfetch, warn
 
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
@@ -180,22 +180,28 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
 
 @command(dead, "delete")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-def dead_delete(session: Session, ids: tuple[str, ...]) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def dead_delete(session: Session, ids: tuple[str, ...], yes: bool) -> None:
     """Delete killed jobs for good."""
     from ..app.dead_set import GONE
     from ..errors import JobNotFound
     from ..model.arguments import task_title
+    from ..model.words import number
 
-    deleted: dict[str, str] = {}
+    titles: dict[str, str] = {}
     errors: list[dict[str, Any]] = []
     for id in dict.fromkeys(ids):
         try:
             job = session.dead_set.get(id)
-            if not session.dead_set.delete(job.id):
-                raise JobNotFound(GONE.format(id))
-            deleted[job.id] = f"{task_title(job.task)}[{job.task_id}]"
+            titles[job.id] = f"{task_title(job.task)}[{job.task_id}]"
         except JobNotFound as exc:
             errors.append({"id": id, "error": str(exc)})
+    if titles and not yes:
+        for title in titles.values():
+            complain(title)
+        click.confirm(f"Delete {number(len(titles), 'job')} for good?", abort=True, err=True)
+    deleted = {id: title for id, title in titles.items() if session.dead_set.delete(id)}
+    errors += [{"id": id, "error": GONE.format(id)} for id in titles.keys() - deleted.keys()]
     # By its start an id may be another's than the one that was meant.
     lines = [f"Deleted {id}: {title}" for id, title in deleted.items()]
     session.end({"deleted": [*deleted]}, errors, lines)

@@ -189,10 +189,10 @@ class Page:
                 warnings = [attempt.warning for attempt in tried if attempt.warning]
                 done = {"verb": "Put back", "count": len(tried) - len(errors), "of": len(tried)}
             case ["retry all"]:
-                asked = ", ".join(f"{name} {text}" for name, text in _conditions(request).items())
-                title = (
-                    f"Put all dead jobs of {asked} back?" if asked else "Put all dead jobs back?"
-                )
+                conditions = _conditions(request)
+                jobs = number(self._seen.count_dead(conditions), "dead job")
+                asked = ", ".join(f"{name} {text}" for name, text in conditions.items())
+                title = f"Put {jobs} of {asked} back?" if asked else f"Put all {jobs} back?"
                 text = "They run again, those that died first before the others."
                 words = {"title": title, "text": text, "button": "Retry all"}
                 return self._sure(request, "retry all now", (), **words)

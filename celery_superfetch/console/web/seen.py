@@ -131,6 +131,11 @@ class Seen:
 
         return self._kept(("dead", first, *sorted(asked.items())), self._of_dead_set(search))
 
+    def count_dead(self, asked: dict[str, str]) -> int:
+        """Return how many dead jobs meet the conditions; with none, all."""
+        patterns = _patterns(asked)
+        return self.dead_set(lambda d: sum(1 for _ in d.find(**patterns)) if asked else len(d))
+
     def retry_all(self, asked: dict[str, str]) -> list[Any]:
         """Put all back that are meant; a ``Retried`` of each."""
         return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))

@@ -92,7 +92,7 @@ def test_a_start_that_fits_several_jobs_names_them(cli, bench):
     for task_id, task in tasks.items():
         assert f"{ids[task_id]} {task}[{task_id}]" in failed.err
     assert "fits 2 jobs" in failed.err
-    assert "Deleted" in cli("dead", "delete", "5f2a9c0d-aab").out
+    assert "Deleted" in cli("dead", "delete", "5f2a9c0d-aab", "--yes").out
     # The start of one job's id and of another's task id.
     bench.killed(payload(ids["5f2a9c0d-aaaa"][:4] + "0000-x"), queue="mail")
     assert "fits 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
@@ -150,7 +150,7 @@ def test_no_command_lets_a_payload_speak_to_the_terminal(cli, bench):
         cli("dead", "retry", retried, "--to", f"{red}elsewhere"),
         cli("dead", "delete", f"{red}none", code=1),
         cli("dead", "show", f"{red}none", code=1),
-        cli("dead", "delete", deleted),
+        cli("dead", "delete", deleted, "--yes"),
         cli("reap"),
         cli("status"),
         cli("status", "--wide"),
@@ -252,10 +252,13 @@ def test_an_unknown_id_does_not_hold_up_the_others(cli, dead):
     first, second, third = dead("a"), dead("b"), dead("c")
     assert "no job 'nope' in the dead set" in cli("dead", "show", "nope", code=1).err
 
-    done = cli("dead", "delete", "nope", first["id"], code=1)
+    refused = cli("dead", "delete", first["id"], code=1, answer="n\n")
+    assert f"{first['task']}[{first['task_id']}]" in refused.err
+    assert "Delete 1 job for good?" in refused.err
+    done = cli("dead", "delete", "nope", first["id"], code=1, answer="y\n")
     assert "no job 'nope' in the dead set" in done.err
     assert f"Deleted {first['id']}: {first['task']}[{first['task_id']}]\n" in done.out
-    done = cli("dead", "delete", second["task_id"], "nope", "--json", code=1).json()
+    done = cli("dead", "delete", second["task_id"], "nope", "--yes", "--json", code=1).json()
     assert done["deleted"] == [second["id"]]
     assert [error["id"] for error in done["errors"]] == ["nope"]
     done = cli("dead", "retry", "nope", third["id"], "--to", "aside", "--json", code=1).json()

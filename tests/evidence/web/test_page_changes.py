@@ -81,7 +81,7 @@ def test_all_that_match_are_put_back_after_a_question(bench, browse):
     where = "/dead?task=note&queue=mail"
     assert "Retry all that match…" in browser.get(where).text
     asked = post(browser, where, "retry all")
-    assert "Put all dead jobs of task note, queue mail back?" in asked
+    assert "Put 60 dead jobs of task note, queue mail back?" in asked
     assert bench.client.llen("mail") == 0
     assert "Put back 60 of 60 jobs." in post(browser, where, "retry all now")
     assert bench.client.llen("mail") == 60
