@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import chain
+from math import inf
 from typing import Any, NamedTuple
 
 from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, Inspector, Place
@@ -12,8 +13,10 @@ from ..model.dead_job import utc
 from ..model.job import claimed_at, digest, parse, queue_list_of
 from .overview import owner_rows
 
-#: Jobs that are looked at for conditions to pick from.
-LOOKED_AT = 20_000
+#: Jobs that the page reads to pick some by conditions: about a second. Commands read all.
+PAGE_READS_MOST = 20_000
+
+BATCH_MOST = 20_000  # jobs of one round trip; the store bounds it further
 
 #: Those with strikes, whatever their state.
 STRUCK = "struck"
@@ -56,34 +59,44 @@ class Look:
             if which.wants(state) and which.node is None:
                 self.nobodys[state] = sorted(kind.lists())
 
-    def first(self, limit: int) -> dict[str, Any]:
-        """The first ``limit`` jobs that are meant, their owners, and how many more there are."""
-        most = limit if self.which.countable else LOOKED_AT
+    def first(self, limit: int, most: float = inf) -> dict[str, Any]:
+        """Return the first ``limit`` jobs that meet the conditions, their owners, and how many more
+        there are.
+
+        Arguments:
+            most: jobs to read at most; what was not read is said in ``complete``, ``looked_at`` and
+                ``size``. Jobs that need not be read to be counted are not read beyond ``limit``.
+        """
+        most = limit if self.which.countable else most
         meant: list[dict[str, Any]] = []
-        looked = 0
-        for number, jobs in self._read(most + 1):
-            looked += number
-            meant += self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
-            if looked > most:
+        looked_at = matches = 0
+        for number, jobs in self._read(int(min(most + 1, BATCH_MOST))):
+            looked_at += number
+            found = self._counted([job for job in jobs if _fits(job["task"], self.which.task)])
+            matches += len(found)
+            meant += found[: limit - len(meant)]
+            if looked_at > most:
                 break
-        complete = looked <= most
-        surplus = len(meant) - limit
+        complete = looked_at <= most
+        size = looked_at if complete else self.size()
         if not complete and self.which.countable:
-            surplus, complete = self.size() - limit, True
+            matches, complete = size, True
         return {
             "server_time": utc(self.now / 1000),
             "owners": [row for row, _ in self.owners.values()],
-            "jobs": meant[:limit],
+            "jobs": meant,
             # That meet the conditions and are not shown; of those that were looked at.
-            "more": max(0, surplus),
+            "more": max(0, matches - limit),
             "complete": complete,
+            "looked_at": looked_at,
+            "size": size,
         }
 
     def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         """Name -> the jobs of which it is the id, or else the start of one; an empty one has none:
         a shell variable that is not set must not mean the only job there is."""
         matches: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for job in chain.from_iterable(jobs for _, jobs in self._read(LOOKED_AT)):
+        for job in chain.from_iterable(jobs for _, jobs in self._read(BATCH_MOST)):
             for name, jobs in matches.items():
                 fits = any(job[id].startswith(name) for id in ("id", "digest"))
                 if name and fits and job not in jobs:  # what moves meanwhile may be read twice

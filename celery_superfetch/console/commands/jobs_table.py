@@ -32,7 +32,7 @@ def print_jobs(tables: Tables, document: dict[str, Any], picked: bool, wide: boo
             rows = sorted(some, key=_order)
             due = any(row["due"] for row in rows)
             tables.table(TITLES if due else TITLES[:-1], rows, SPARE)
-    tables.line(_end(len(jobs), document, picked))
+    tables.line(ending(len(jobs), document, picked))
 
 
 def _order(job: Mapping[str, Any]) -> int:
@@ -60,15 +60,16 @@ def _shown(tables: Tables, document: dict[str, Any], job: dict[str, Any]) -> dic
     }
 
 
-def _end(shown: int, document: dict[str, Any], picked: bool) -> str:
+def ending(shown: int, document: dict[str, Any], picked: bool) -> str:
+    if not document["complete"]:
+        found = number(shown + document["more"], "job")
+        return f"{found} among {document['looked_at']} of {document['size']} that were looked at."
     if not shown:
         return (
             "No job meets the conditions."
             if picked
             else "No job is in flight, parked or on probation."
         )
-    if not document["complete"]:
-        return f"{number(shown, 'job')}, and more: not all were looked at."
     if surplus := document["more"]:
         return f"{number(shown, 'job')}, and {surplus} more: --limit {shown + surplus}"
     return f"{number(shown, 'job')}."

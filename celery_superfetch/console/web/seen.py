@@ -16,7 +16,7 @@ from ...errors import JobNotFound
 from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
-from ..jobs import Look, Which
+from ..jobs import PAGE_READS_MOST, Look, Which
 from ..killing import kill, named
 from .hiding import Hiding, parameters_of
 
@@ -99,7 +99,9 @@ class Seen:
 
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
-        return self._kept(state, lambda inspector: Look(inspector, Which(state)).first(JOBS))
+        return self._kept(
+            state, lambda inspector: Look(inspector, Which(state)).first(JOBS, PAGE_READS_MOST)
+        )
 
     def _rates(self, inspector: Inspector) -> dict[str, int]:
         """Queue -> runs that ended in the last minute, or in as much of it as somebody has looked;

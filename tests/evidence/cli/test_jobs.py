@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from celery_superfetch.console.commands.jobs_table import ending
+from celery_superfetch.console.jobs import Look, Which
+from celery_superfetch.inspector import Inspector
 from celery_superfetch.model.job import digest
 from celery_superfetch.store.holdings import PAGE
 from support.servers.ledger import Ledger
@@ -136,6 +139,23 @@ def test_a_long_look_says_so_before_it_begins(cli, bench):
     told = cli("jobs", "--task", "nomatch")
     assert "Looking through 1,001 jobs ..." in told.err
     assert "Looking" not in cli("jobs").err, "nothing has to be read for that"
+
+
+def test_a_condition_sees_all_jobs_or_says_how_many_it_saw(cli, bench):
+    owner = bench.owner(lists=["mail"])
+    names = [f"n{number}" for number in range(2000)]
+    bench.give(owner.owner, "mail", [payload(name) for name in names])
+    bench.client.hset(bench.keys.recoveries(digest(payload(names[-1]))), "strikes", 1)
+    found = cli("jobs", "--state", "struck", "--json").json()
+    assert [job["id"] for job in found["jobs"]] == [names[-1]]
+    assert (found["more"], found["complete"]) == (0, True)
+
+    inspector = Inspector(bench.database)
+    page = Look(inspector, Which("struck")).first(10, most=500)
+    assert (page["jobs"], page["complete"], page["size"]) == ([], False, 2000)
+    assert 500 < page["looked_at"] < 2000
+    said = ending(0, page, picked=True)
+    assert said == f"0 jobs among {page['looked_at']} of 2000 that were looked at."
 
 
 def earlier(task: str) -> bytes:
