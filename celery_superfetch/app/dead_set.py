@@ -8,24 +8,20 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from celery import Celery, states
-from celery.backends.base import DisabledBackend
+from celery import Celery
 from redis import Redis
 
 from ..errors import JobNotFound, WrongType
 from ..model.dead_job import Conditions, DeadJob
-from ..model.foreign import describe
 from ..store import dead_set as store
 from ..store.dead_set import BATCH
 from ..store.queues import Queues
 from .broker import client_of, database_of
+from .dead_results import DeadResults
 from .queues import routes_of, separator_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-#: In a row, and no more results are forgotten: a backend that is away would hold up each job.
-BACKEND_FAILURES = 3
 
 BUSY = (
     "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
@@ -117,11 +113,11 @@ class DeadSet(store.DeadSet):
             to: name of the queue; None: their own.
             progress: is called after each batch with the number of jobs that are done with.
         """
-        self._backend_failures = 0
+        results = DeadResults(self.app)
         done: list[Retried] = []
         queue = iter(jobs)
         while batch := list(islice(queue, BATCH)):
-            done += self._retry(batch, to)
+            done += self._retry(batch, to, results)
             if progress is not None:
                 progress(len(done))
         return done
@@ -144,12 +140,15 @@ class DeadSet(store.DeadSet):
         """
         return self.retry_many(self.find(oldest_first=True, **conditions), to, progress)
 
-    def _retry(self, batch: Sequence[DeadJob | str], to: str | None) -> list[Retried]:
-        """In order. No result is forgotten of a job that stays in the dead set."""
+    def _retry(
+        self, batch: Sequence[DeadJob | str], to: str | None, results: DeadResults
+    ) -> list[Retried]:
+        """Put a batch back, in order. No result of a job that stays dead is forgotten."""
         done, jobs, targets = [], [], []
+        known = self.exact_many([named for named in batch if isinstance(named, str)])
         for named in batch:
             try:
-                job = named if isinstance(named, DeadJob) else self.get(named)
+                job = named if isinstance(named, DeadJob) else known.get(named) or self.get(named)
             except JobNotFound as exc:
                 done.append(Retried(str(named), error=str(exc)))
                 continue
@@ -159,13 +158,30 @@ class DeadSet(store.DeadSet):
             targets.append(target)
         queues = Queues(self.database)
         able, ours = queues.can_take(targets), self.reserve([job[0] for job in jobs])
+        try:
+            self._retry_reserved(jobs, able, ours, results)
+        except BaseException:  # Ctrl-C, too: else they could not be retried for a minute
+            self.release([job[0] for job, mine in zip(jobs, ours, strict=True) if mine])
+            raise
+        queues.note({row.queue for *_, row in jobs if row.queue and not row.error})
+        return done
+
+    def _retry_reserved(
+        self,
+        jobs: Sequence[tuple[DeadJob, str, Retried]],
+        able: Sequence[bool],
+        ours: Sequence[bool],
+        results: DeadResults,
+    ) -> None:
         calls, called = [], []
-        for (job, target, outcome), takes, mine in zip(jobs, able, ours, strict=True):
+        warnings = results.forget(
+            job for (job, *_), takes, mine in zip(jobs, able, ours, strict=True) if takes and mine
+        )
+        for (job, target, outcome), mine in zip(jobs, ours, strict=True):
             if not mine:
                 outcome.queue, outcome.error = None, BUSY.format(job.id)
                 continue
-            if takes and job.task_id:
-                outcome.warning = self._forget_result(job)
+            outcome.warning = warnings.get(job.id)
             # Where the queue is none, the script says so, and lets go of the job.
             expires = self._expires.get(target.partition(self.separator)[0], 0)
             calls.append((job, target, expires))
@@ -175,32 +191,12 @@ class DeadSet(store.DeadSet):
                 outcome.error = str(reply)
             elif not reply:
                 outcome.queue, outcome.error = None, GONE.format(outcome.id)
-        queues.note({outcome.queue for outcome in called if outcome.queue and not outcome.error})
-        return done
 
     def _target(self, job: DeadJob, to: str | None) -> str:
         if to is None:
             return job.queue_list
         _, separator, step = job.queue_list.partition(self.separator)
         return to if self.separator in to else f"{to}{separator}{step}"
-
-    def _forget_result(self, job: DeadJob) -> str | None:
-        """Make a job's result pending again; the text of a warning where that fails. A SUCCESS
-        stays: the job had ended, and only its ack was lost."""
-        backend = (self.app.tasks.get(job.task) or self.app).backend
-        if isinstance(backend, DisabledBackend):
-            return None
-        stays = f"the result of {job.task_id} stays as it is until the job has run"
-        if self._backend_failures >= BACKEND_FAILURES:
-            return f"{stays} (the result backend has failed before)"
-        try:
-            if backend.get_state(job.task_id) not in (states.PENDING, states.SUCCESS):
-                backend.forget(job.task_id)
-        except Exception as exc:  # whatever the backend raises: the job runs all the same
-            self._backend_failures += 1
-            return f"{stays} ({describe(exc)})"
-        self._backend_failures = 0
-        return None
 
     @cached_property
     def _expires(self) -> dict[str, int]:

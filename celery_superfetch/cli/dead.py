@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .session import Session, command, complain, know_tasks, quantity, superfetch, warn
+from .session import (
+    Session,
+    command,
+    complain,
+    interruptible,
+    know_tasks,
+    quantity,
+    superfetch,
+    warn,
+)
 
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
@@ -142,19 +151,27 @@ def dead_retry(
             from ..model.words import number
 
             click.confirm(f"Put {number(len(jobs), 'job')} back{where}?", abort=True, err=True)
-    done = session.dead_set.retry_many(jobs, to, None if ids else _progress(len(jobs)))
+    progress = Progress(len(jobs), silent=bool(ids))
+    with interruptible(lambda: f"{progress.done} of {progress.total} jobs were tried."):
+        done = session.dead_set.retry_many(jobs, to, progress)
     _say_retried(session, done, each=bool(ids))
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    def progress(done: int) -> None:
-        text = f"{done} of {total} jobs"
-        if sys.stderr.isatty():
-            click.echo(f"\r{text}", nl=done >= total, err=True)
-        elif done % PROGRESS == 0 or done >= total:
-            click.echo(text, err=True)
+class Progress:
+    """How many of some jobs are done with, on stderr while that changes."""
 
-    return progress
+    def __init__(self, total: int, silent: bool = False) -> None:
+        self.total, self.done, self._silent = total, 0, silent
+
+    def __call__(self, done: int) -> None:
+        self.done = done
+        text = f"{done} of {self.total} jobs"
+        if self._silent:
+            return
+        if sys.stderr.isatty():
+            click.echo(f"\r{text}", nl=done >= self.total, err=True)
+        elif done % PROGRESS == 0 or done >= self.total:
+            click.echo(text, err=True)
 
 
 def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
@@ -200,7 +217,11 @@ def dead_delete(session: Session, ids: tuple[str, ...], yes: bool) -> None:
         for title in titles.values():
             complain(title)
         click.confirm(f"Delete {number(len(titles), 'job')} for good?", abort=True, err=True)
-    deleted = {id: title for id, title in titles.items() if session.dead_set.delete(id)}
+    deleted: dict[str, str] = {}
+    with interruptible(lambda: f"{len(deleted)} of {len(titles)} jobs were deleted."):
+        for id, title in titles.items():
+            if session.dead_set.delete(id):
+                deleted[id] = title
     errors += [{"id": id, "error": GONE.format(id)} for id in titles.keys() - deleted.keys()]
     # By its start an id may be another's than the one that was meant.
     lines = [f"Deleted {id}: {title}" for id, title in deleted.items()]
@@ -214,5 +235,6 @@ def dead_purge(session: Session, yes: bool) -> None:
     size = len(session.dead_set)
     if size and not yes:
         click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)
-    deleted = session.dead_set.purge()
+    with interruptible(lambda: f"{size - len(session.dead_set)} of {size} jobs were deleted."):
+        deleted = session.dead_set.purge()
     session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))

@@ -102,6 +102,16 @@ def quantity(
     )
 
 
+@contextmanager
+def interruptible(done: Callable[[], str]) -> Iterator[None]:
+    """Say on Ctrl-C how far a long command came, by ``done``; it can be called again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        complain(f"\nInterrupted: {done()} The command may be called again.")
+        raise click.exceptions.Exit(130) from None
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -121,6 +121,12 @@ class DeadSet(Structure):
         rows = [(id.encode(), self.client.zscore(self.keys.dead, id) or 0)]
         return next(iter(self._load(rows)), None)
 
+    def exact_many(self, ids: Sequence[str]) -> dict[str, DeadJob]:
+        """Return those of the jobs with these whole ids that are there, by id."""
+        scores = self._at_once(("ZSCORE", self.keys.dead, id) for id in ids)
+        rows = [(id.encode(), score) for id, score in zip(ids, scores, strict=True) if score]
+        return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
+
     def announced(self, job: DeadJob) -> None:
         """Note that its caller has been told."""
         self.client.srem(self.keys.unannounced, job.id)
@@ -139,6 +145,11 @@ class DeadSet(Structure):
         locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
         calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
+
+    def release(self, jobs: Sequence[DeadJob]) -> None:
+        """Give up what was reserved: whoever asks next may retry these jobs at once."""
+        if jobs:
+            self.client.delete(*(self.keys.lock(f"retry:{job.id}") for job in jobs))
 
     def put_back(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
         """Put each at the end of a queue list with an x-expires of so many ms (0: none), in one

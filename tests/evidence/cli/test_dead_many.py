@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import signal
 
 import pytest
 
+from support.process import Process
+from support.waiting import eventually
 from support.workers.bench import Bench, payload
+from support.workers.cli import superfetch_command
+from support.workers.worker import process_env
 
 DAY = 86_400_000
 
@@ -105,3 +110,34 @@ def test_many_errors_do_not_hide_what_was_done(cli, bench: Bench):
     assert done.err.count("by somebody else at this moment") == 20
     assert "and 9 more errors; --json has them all" in done.err
     assert len(cli("dead", "retry", "--all", "--yes", "--json", code=1).json()["errors"]) == 29
+
+
+def test_a_retry_costs_round_trips_for_each_hundred_jobs_and_not_for_each_job(cli, bench, client):
+    bench.killed(*(payload(f"n{n}") for n in range(300)))
+
+    def trips(*words: str) -> int:
+        before = client.info("stats")["total_reads_processed"]
+        cli("dead", "retry", *words, "--yes")
+        return int(client.info("stats")["total_reads_processed"] - before)
+
+    few = trips("--task", "shop.note", "--older-than", "0s", "--queue", "nosuch")
+    assert trips("--all") - few < 60
+    assert client.llen("mail") == 300
+
+
+def test_an_interrupted_retry_says_how_far_it_came_and_reserves_nothing(
+    cli, bench, env, keep, fresh_server, tmp_path, client
+):
+    results = fresh_server()
+    bench.killed(*(payload(n) for n in range(3)))
+    results.pause()
+    settings = {"result_url": results.url()}
+    command = superfetch_command("dead", "retry", "--all", "--yes")
+    process = keep(Process(command, log=tmp_path / "retry.log", env=process_env(env(**settings))))
+    locks = bench.keys.lock("retry:*")
+    eventually(lambda: len([*client.scan_iter(locks)]) == 3, message="the jobs are reserved")
+    process.signal(signal.SIGINT)
+    assert process.wait_exit() == 130
+    assert "Interrupted: 0 of 3 jobs were tried." in process.log()
+    results.resume()
+    assert cli("dead", "retry", "--all", "--yes", **settings).out == "Put back 3 of 3 jobs.\n"

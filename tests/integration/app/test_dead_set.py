@@ -184,15 +184,16 @@ def slow_one_and_quick_one(
     fail(app, "id-1")
     standing, go_on = threading.Event(), threading.Event()
     backend = type(app.backend)  # each thread has one of its own
-    forget = backend.forget
+    read = backend.mget
 
-    def slow(self: Any, id: str) -> None:
+    def slow(self: Any, keys: Any) -> Any:
+        found = read(self, keys)
         if threading.current_thread().name == "slow":
             standing.set()
             assert go_on.wait(20)
-        forget(self, id)
+        return found
 
-    monkeypatch.setattr(backend, "forget", slow)
+    monkeypatch.setattr(backend, "mget", slow)
 
     def retry() -> None:
         with DeadSet(app) as own:
