@@ -27,6 +27,7 @@ KEY = re.compile(r"(?<!celery_)superfetch:")
 EXCEPTIONS = {
     # The result backend's client, and Celery's keys.
     "app.chords": {".delete", ".lrange", ".zrange"},
+    "app.dead_results": {".delete"},
     # It sends calls, which the store has made, together.
     "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
     "console.web.hiding": {".keys"},  # of a dictionary in a job's arguments
