@@ -57,7 +57,7 @@ def test_a_worker_and_operators_need_no_extra(bare, worker, cli, shop, ledger, c
     options = {"strike_limit": 1}
     one = worker(concurrency=1, options=options, env=bare)
     said = run("status").out
-    assert said.startswith("Warning: the server keeps jobs in memory alone"), "it has its judge"
+    assert said.startswith("Warning: the server keeps jobs in memory only"), "it has its judge"
     assert f"{one.name}@" in said
     shop.kill_child.delay("k")
     eventually(lambda: run("dead", "list", "--json").json()["size"] == 1)

@@ -153,7 +153,8 @@ def test_leaving_takes_every_key_along(bench):
     facts = bench.owner(lists=["mail", "slow"])
     bench.client.hset(bench.keys.private(facts.owner), "w7:mail", "")  # a note without its claim
     assert bench.registry.leave(facts, 0) == 0
-    assert bench.key_names() == set()
+    assert bench.key_names() == {bench.keys.served}
+    assert sorted(bench.registry.served()) == ["mail", "slow"]
 
 
 def test_leaving_is_refused_while_jobs_are_left(bench):
@@ -164,7 +165,7 @@ def test_leaving_is_refused_while_jobs_are_left(bench):
     bench.land(facts, "mail", b"3")
     assert bench.registry.leave(facts, 0) == 3
     kept = bench.keys.private(facts.owner), bench.keys.landing(facts.owner, "mail")
-    assert bench.key_names() == before | {*kept}
+    assert bench.key_names() == before | {*kept, bench.keys.served}
     assert bench.held(facts) == [two, one]
     assert facts.owner in bench.registry.owners()
 
