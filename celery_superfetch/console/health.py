@@ -89,6 +89,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *_passes(overview),
         *_beats(overview),
         *_deaths(overview),
+        *_restarts(overview),
         *_server(overview["server"]),
         *_dead_set(overview),
     ]
@@ -272,6 +273,16 @@ def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("note", "worker-died", f"{text} {queues}{suffix}", fix)
 
 
+def _restarts(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether the server restarted while workers of its database ran."""
+    uptime = overview["server"]["uptime_s"]
+    before = [owner for owner in overview["owners"] if uptime is not None and owner["age"] > uptime]
+    if before and uptime <= LATELY:
+        text = f"the server restarted {span(uptime)} ago, while {number(len(before), 'worker')} ran"
+        fix = "jobs that it accepted after its last save are lost: see its persistence"
+        yield Finding("note", "restarted", text, fix)
+
+
 def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
     policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
     level: Level
@@ -284,6 +295,15 @@ def _server(server: Mapping[str, Any]) -> Iterator[Finding]:
             "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
         )
         yield Finding(level, "eviction", text, fix)
+    uptime = server["uptime_s"]
+    if evicted := server["evicted_keys"]:
+        # Results and job histories expire, jobs do not.
+        level = "note" if policy and policy.startswith("volatile-") else "critical"
+        since = f" since its start {span(uptime)} ago" if uptime is not None else ""
+        text = f"the server evicted {number(evicted, 'key')}{since}"
+        text += "" if level == "note" else ", and jobs may be among them"
+        fix = "set maxmemory-policy to noeviction; workers log each job that they find lost"
+        yield Finding(level, "evicted", text, fix)
     if most and used >= NEAR * most:
         level = "critical" if used >= FULL * most else "warning"
         text = f"the server uses {used / most:.0%} of its maxmemory; at 100% no job can be sent"

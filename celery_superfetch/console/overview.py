@@ -111,6 +111,9 @@ def _server(inspector: Inspector) -> dict[str, Any]:
         "version": fields.get("valkey_version") or fields.get("redis_version"),
         "role": fields.get("role"),
         "eviction_policy": fields.get("maxmemory_policy"),
+        # Since it started: how long ago (s), and how many keys it has evicted.
+        "uptime_s": fields.get("uptime_in_seconds"),
+        "evicted_keys": fields.get("evicted_keys"),
         "used_memory": fields.get("used_memory"),
         "maxmemory": fields.get("maxmemory"),
         "append_only": bool(int(fields["aof_enabled"])) if "aof_enabled" in fields else None,

@@ -122,8 +122,9 @@ def _server(server: dict[str, Any]) -> str:
     if server["maxmemory"]:
         memory += f" of {server['maxmemory'] / 1024**2:.0f} MiB"
     saves = {None: "", "": ", no RDB saves"}.get(server["saves"], f", RDB saves {server['saves']}")
+    up = f"up {span(server['uptime_s'])}, " if server["uptime_s"] is not None else ""
     return (
-        f"{server['version']}, {server['role']}, {memory}, {server['eviction_policy']}, "
+        f"{server['version']}, {server['role']}, {up}{memory}, {server['eviction_policy']}, "
         f"AOF {'on' if server['append_only'] else 'off'}{saves}, "
         f"{number(server['replicas'] or 0, 'replica')}"
     )

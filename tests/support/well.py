@@ -17,6 +17,8 @@ WELL: dict[str, Any] = {
         "version": "8.1.0",
         "role": "master",
         "eviction_policy": "noeviction",
+        "uptime_s": 86_400,
+        "evicted_keys": 0,
         "used_memory": 70 * MIB,
         "maxmemory": 100 * MIB,
         "append_only": True,

@@ -239,6 +239,25 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     assert only(seen).text.startswith(f"job {'x' * 77}...[4e1a] was killed")
 
 
+def test_what_the_server_evicted_may_be_jobs(seen):
+    seen["server"].update(evicted_keys=12, uptime_s=7200)
+    assert only(seen)[:2] == ("critical", "evicted")
+    assert only(seen).text == (
+        "the server evicted 12 keys since its start 2 h ago, and jobs may be among them"
+    )
+    seen["server"]["eviction_policy"] = "volatile-lru"
+    found = {one.code: one for one in findings(seen)}
+    assert found["evicted"].level == "note", "it evicts only what expires, and jobs do not"
+
+
+def test_a_server_that_restarted_under_its_workers_is_a_note(seen):
+    seen["server"]["uptime_s"] = 90
+    assert only(seen)[:2] == ("note", "restarted")
+    assert only(seen).text == "the server restarted 90 s ago, while 1 worker ran"
+    seen["owners"][0]["age"] = 60.0
+    assert findings(seen) == [], "it came after that"
+
+
 def beat(pid: int, at: str, **more: Any) -> dict[str, Any]:
     """One that ticked last then; it is 03:00 now."""
     row = {"app": "shop", "host": "web-1", "pid": pid, "interval": 10.0}
