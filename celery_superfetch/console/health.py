@@ -276,8 +276,11 @@ def _deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
 def _restarts(overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield whether the server restarted while workers of its database ran."""
     uptime = overview["server"]["uptime_s"]
-    before = [owner for owner in overview["owners"] if uptime is not None and owner["age"] > uptime]
-    if before and uptime <= LATELY:
+    if uptime is None or uptime > LATELY:
+        return
+    # The server says whole seconds, and a worker may have registered in its first one.
+    before = [owner for owner in overview["owners"] if owner["age"] > uptime + 1]
+    if before:
         text = f"the server restarted {span(uptime)} ago, while {number(len(before), 'worker')} ran"
         fix = "jobs that it accepted after its last save are lost: see its persistence"
         yield Finding("note", "restarted", text, fix)
