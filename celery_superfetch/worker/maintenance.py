@@ -18,6 +18,7 @@ from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import forks
 from ..model.facts import Facts
 from ..model.job import digest
+from ..model.outage import Outage
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.here import owners_here
@@ -48,6 +49,7 @@ class MaintenanceThread(threading.Thread):
         super().__init__(name="superfetch-maintenance", daemon=True)
         self.over = threading.Event()
         self._rounds = cache(partial(Rounds, app))
+        self._outage = Outage(logger)
 
     def run(self) -> None:
         forks.mark_thread()
@@ -64,10 +66,11 @@ class MaintenanceThread(threading.Thread):
                     rounds.go(monotonic())
                     if rounds.passes:
                         pause = 0.0
+                    self._outage.ended("Maintenance: the server answers")
                 except (RedisError, OSError) as exc:
-                    logger.warning(
-                        "Maintenance could not ask the broker (%s). This worker finds no dead ones "
-                        "until it can; it asks again each %g s.",
+                    self._outage.failed(
+                        "Maintenance cannot ask the server (%s). This worker finds no dead workers "
+                        "until it can; it tries again every %g s.",
                         exc,
                         LOOK_INTERVAL,
                     )

@@ -146,5 +146,5 @@ def test_idle_connections_cost_no_reconnect(own, start, make_app, ledger):
     assert set(ledger.runs().values()) == {1}
     for one in workers.values():
         log = one.log()
-        for trouble in ("Heartbeat of owner", "Maintenance could not", RECONNECTS):
+        for trouble in ("Heartbeat of owner", "Maintenance cannot", RECONNECTS):
             assert trouble not in log

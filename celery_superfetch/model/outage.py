@@ -1,0 +1,36 @@
+"""Keeps an outage from filling the log."""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+
+OUTAGE_LOG_INTERVAL_S = 60.0  # between two lines of an outage that goes on
+
+
+class Outage:
+    """The log lines of one activity that fails while the server is away and is tried again each
+    second: one at the begin, one a minute, one at the end."""
+
+    def __init__(self, logger: logging.Logger, interval_s: float = OUTAGE_LOG_INTERVAL_S) -> None:
+        self._logger, self._interval_s = logger, interval_s
+        self._began: float | None = None  # monotonic s; None: the last try succeeded
+        self._next_line = 0.0
+
+    def failed(self, text: str, *values: object) -> None:
+        """Log a failed try as a warning, if a line is due; else at DEBUG."""
+        now = monotonic()
+        if self._began is None:
+            self._began, self._next_line = now, now
+        level = logging.DEBUG
+        if now >= self._next_line:
+            level, self._next_line = logging.WARNING, now + self._interval_s
+            if now > self._began:
+                text, values = f"{text} This lasts for %.0f s.", (*values, now - self._began)
+        self._logger.log(level, text, *values)
+
+    def ended(self, text: str) -> None:
+        """Log that a try succeeded, after one that failed; ``text`` says what works again."""
+        if self._began is not None:
+            seconds, self._began = monotonic() - self._began, None
+            self._logger.info("%s again, after %.0f s.", text, seconds)

@@ -1,0 +1,36 @@
+"""An outage is in the log at its begin, now and then, and at its end."""
+
+from __future__ import annotations
+
+import logging
+
+from celery_superfetch.model.outage import Outage
+from support.waiting import eventually
+
+logger = logging.getLogger("outage")
+
+
+def test_an_outage_is_logged_at_its_begin_and_at_its_end(caplog):
+    caplog.set_level(logging.INFO)
+    outage = Outage(logger)
+    outage.ended("Works")
+    assert caplog.messages == []
+    for _ in range(100):
+        outage.failed("Fails (%s).", "why")
+    assert caplog.messages == ["Fails (why)."]
+    outage.ended("Works")
+    outage.ended("Works")
+    assert caplog.messages[1:] == ["Works again, after 0 s."]
+    outage.failed("Fails (%s).", "another")
+    assert caplog.messages[2:] == ["Fails (another)."], "the next outage is another one"
+
+
+def test_an_outage_that_lasts_is_logged_now_and_then(caplog):
+    outage = Outage(logger, interval_s=0.05)
+
+    def lines() -> int:
+        outage.failed("Fails.")
+        return len(caplog.messages)
+
+    eventually(lambda: lines() == 3)
+    assert caplog.messages[1] == "Fails. This lasts for 0 s."
