@@ -26,12 +26,14 @@ VISIBILITY_TIMEOUT = 3600.0
 
 @dataclass
 class Run:
-    """A job of the drill: who had it, and who has it again after how many seconds."""
+    """A job of the drill: the worker that had it, and what became of it after the kill."""
 
     id: str
     node: str | None = None
-    again: str | None = None
-    after: float | None = None
+    #: Seconds until it had left the dead worker's private list, for its queue or another worker.
+    recovered: float | None = None
+    again: str | None = None  # the worker that runs it again
+    after: float | None = None  # seconds until that worker began; it may have had no free slot
 
 
 @dataclass
@@ -82,24 +84,36 @@ class Drill:
 
     def others(self) -> int:
         """How many living workers take jobs from the queue beside the victim."""
-        return sum(
-            not verdict.dead and self.queue in facts.lists and facts.owner != self.facts.owner
+        return len(self.consumers() - {self.facts.owner})
+
+    def consumers(self) -> set[str]:
+        """The living owners that consume the queue."""
+        return {
+            facts.owner
             for facts, _, verdict in self.inspector.judged()
-        )
+            if not verdict.dead and self.queue in {*facts.lists} - {*facts.unconsumed}
+        }
 
     def wait_again(self, patience: float, tell: Callable[[Run], object]) -> bool:
-        """Whether all run again within ``patience`` seconds from now, elsewhere or in a worker that
-        was started anew; each is handed to ``tell`` as it is seen."""
+        """Watch the jobs for ``patience`` seconds, or until all run again, elsewhere or in a worker
+        that was started again; each is handed to ``tell`` as it is seen. Returns whether all were
+        recovered: one may still wait for a free slot, since the drill's other jobs have those."""
         began = time.monotonic()
         for _ in _looks(patience):
-            for id, row in self._running().items():
-                run = self.runs.get(id)
-                if run and run.after is None and row["owner"] != self.facts.owner:
-                    run.again, run.after = row["node"], round(time.monotonic() - began, 1)
+            rows = self._in_flight()
+            seconds = round(time.monotonic() - began, 1)
+            for run in self.runs.values():
+                row = rows.get(run.id, {})
+                if row.get("owner") == self.facts.owner:
+                    continue
+                if run.recovered is None:
+                    run.recovered = seconds
+                if run.after is None and row.get("state") == RUNNING:
+                    run.again, run.after = row["node"], seconds
                     tell(run)
             if all(run.after is not None for run in self.runs.values()):
-                return True
-        return False
+                break
+        return all(run.recovered is not None for run in self.runs.values())
 
     @property
     def stock(self) -> float:
@@ -111,6 +125,10 @@ class Drill:
         """Jobs of this drill that run: id -> row."""
         rows = self._rows(Which(state=RUNNING, task=DRILL_TASK))
         return {row["id"]: row for row in rows if row["id"] in self.runs}
+
+    def _in_flight(self) -> dict[str, dict[str, Any]]:
+        """Jobs of this drill that a worker has: id -> row."""
+        return {row["id"]: row for row in self._rows(Which(task=DRILL_TASK)) if row["owner"]}
 
     def _rows(self, which: Which) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = Look(self.inspector, which).first(10_000)["jobs"]

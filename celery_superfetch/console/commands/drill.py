@@ -34,6 +34,11 @@ def drill(
     all its processes), and says when each of them ran again. Nothing else is changed.
     """
     trial = Drill(session.app, session.inspector, queue, jobs, seconds)
+    if not trial.consumers():
+        raise click.ClickException(
+            f"no worker consumes queue {queue!r}: nothing was sent, and no worker was killed. "
+            f"`{command()} status` shows the queues that have one"
+        )
     trial.send(wait)
     if not trial.find_victim(wait):
         raise click.ClickException(
@@ -48,7 +53,7 @@ def drill(
             "again, by you or by its supervisor"
         )
     _kill(trial, yes)
-    complain(f"Killed. Waiting up to {wait:g} s for its jobs to run again ...")
+    complain(f"Killed {_title(trial)}. Waiting up to {wait:g} s for its jobs to run again ...")
     complete = trial.wait_again(wait, lambda run: complain(f"  {_line(run)}"))
     runs = [vars(run) for run in trial.runs.values()]
     document = {"queue": queue, "jobs": runs, "complete": complete, "stock": trial.stock}
@@ -71,7 +76,7 @@ def _spare(trial: Drill, others_too: bool) -> None:
 def _kill(trial: Drill, yes: bool) -> None:
     """Have the victim killed, by this process where it can."""
     process, jobs = trial.facts.process, number(_aimed(trial), "job")
-    text = f"{trial.facts.node} (pid {process.pid} on {process.host})"
+    text = _title(trial)
     if not is_here(trial.facts):
         complain(
             f"{text} runs {jobs} of the drill, elsewhere. Kill it there, for example by `kill -9 "
@@ -95,6 +100,11 @@ def _kill(trial: Drill, yes: bool) -> None:
         ) from None
 
 
+def _title(trial: Drill) -> str:
+    process = trial.facts.process
+    return f"{trial.facts.node} (pid {process.pid} on {process.host})"
+
+
 def _aimed(trial: Drill) -> int:
     count = trial.aim()
     if not count:
@@ -106,13 +116,21 @@ def _aimed(trial: Drill) -> int:
 
 
 def _line(run: Run) -> str:
-    return f"Job {run.id} ran again on {run.again} after {run.after:g} s."
+    return (
+        f"Job {run.id} was recovered after {run.recovered:g} s, and ran again on {run.again} after "
+        f"{run.after:g} s."
+    )
 
 
 def _verdict(trial: Drill) -> str:
-    times = [run.after for run in trial.runs.values() if run.after is not None]
-    total, stock = len(trial.runs), span(trial.stock)
-    text = f"{len(times)} of {number(total, 'job')} ran again"
+    runs = trial.runs.values()
+    back = [run.recovered for run in runs if run.recovered is not None]
+    times = [run.after for run in runs if run.after is not None]
+    total, stock = len(runs), span(trial.stock)
+    text = f"{len(back)} of {number(total, 'job')} recovered"
+    if back:
+        text += f", the last after {max(back):g} s"
+    text += f"; {len(times)} ran again"
     if times:
         text += f", the first after {min(times):g} s and the last after {max(times):g} s"
     if len(times) < total:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.hosts import Host
+from support.workers.bench import Bench
 
 SHORT = ("--seconds", "20", "--jobs", "3")
 
@@ -19,6 +20,8 @@ def test_the_jobs_of_the_killed_worker_run_again_on_another(cli, worker):
     assert all(run["after"] >= 0 for run in document["jobs"])
     assert "no other worker" not in done.err
     assert "ran again on" in done.err
+    assert all(run["recovered"] <= run["after"] for run in document["jobs"])
+    assert f"Killed {document['jobs'][0]['node']} (pid" in done.err, "also with --yes"
     [victim] = [w for w in workers if w.name == document["jobs"][0]["node"].partition("@")[0]]
     [other] = [w for w in workers if w is not victim]
     victim.wait_gone()
@@ -30,7 +33,7 @@ def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(cli, worke
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "8", code=1)
     victim.wait_gone()
     assert "no other worker serves queue 'celery'" in done.err
-    assert "0 of 1 job ran again. The others have not started again" in done.out
+    assert "0 of 1 job recovered; 0 ran again. The others have not started again" in done.out
     assert "Stock Celery would have lost them" in done.out
 
 
@@ -56,13 +59,28 @@ def test_a_worker_of_another_host_is_killed_there(cli, worker):
     assert far.alive()
 
 
-def test_nobody_takes_its_jobs(cli):
+def test_a_queue_without_a_worker_is_refused_before_anything_is_sent(cli, bench):
+    done = cli("drill", "--queue", "nobodys", "--yes", code=1)
+    assert "no worker consumes queue 'nobodys': nothing was sent" in done.err
+    assert bench.queue("nobodys") == []
+    bench.owner(lists=["nobodys"])
     done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
     assert "no worker has started a job of the drill within 1 s" in done.err
 
 
+def test_what_waits_for_a_slot_of_the_drill_s_own_jobs_is_recovered_at_once(cli, worker):
+    for _ in range(2):
+        worker(concurrency=2)
+    words = ("--seconds", "60", "--jobs", "4", "--wait", "15", "--yes", "--json")
+    document = cli("drill", "--queue", "celery", *words).json()
+    assert document["complete"]
+    assert [run["after"] for run in document["jobs"]] == [None, None], "all slots are taken"
+    assert all(run["recovered"] is not None for run in document["jobs"])
+
+
 def test_jobs_that_the_server_does_not_take_are_said_without_a_traceback(cli, fresh_server):
     server = fresh_server()
+    Bench(server.client()).owner(lists=["celery"])
     server.client().config_set("maxmemory", 1)
     done = cli("drill", "--queue", "celery", "--yes", code=1, url=server.url(), process=True)
     assert "cannot be asked: " in done.err
