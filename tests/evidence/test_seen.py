@@ -14,7 +14,7 @@ from celery_superfetch.model.job import digest, parse
 from celery_superfetch.store.keys import Keys
 from support.waiting import eventually
 
-COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4}
+COUNTS = {"recoveries": 2, "strikes": 1, "requeues": 4, "stops": 0}
 NONE = dict.fromkeys(COUNTS, 0)
 
 
