@@ -190,8 +190,14 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
 
 
 def _say_who_is_slow(app: Celery) -> None:
-    """Else one would take us for hung."""
-    complain(f"The broker ({_uri(app)}) has not answered for {PATIENCE} s, and is waited for ...")
+    """Say who is waited for: otherwise the command would be taken for hung."""
+    url = _uri(app)
+    tls = " If it does not speak TLS, use redis:// instead of rediss://." if _is_tls(url) else ""
+    complain(f"The broker ({url}) has not answered for {PATIENCE} s, and is waited for ...{tls}")
+
+
+def _is_tls(url: str) -> bool:
+    return url.startswith("rediss:")
 
 
 def _uri(app: Celery) -> str:
