@@ -1,4 +1,5 @@
-"""A server that refuses what a job's end needs, and will take it later: the job is not done."""
+"""Waits for a Redis server that refuses, for a while, what the end of a job needs: its result, its
+part of a chord, its steps. Until the server takes it, the job has not ended."""
 
 from __future__ import annotations
 
@@ -21,14 +22,24 @@ PATIENCE_S = 60.0  # for which a running job waits in its slot, before it goes b
 
 
 class NotSent(BaseException):
-    """The end of a job could not be published, or stored. As an ``Exception`` Celery would store it
-    as a failure, or end the job."""
+    """The end of a job that could not be published or stored; ``steps.run`` requeues the job. No
+    ``Exception``: Celery would store that as the job's failure, and ack it."""
 
 
 def patiently(call: Callable[[], T], what: str) -> T:
-    """Do what the result backend needs for the end of the job that runs here; while its server
-    refuses that for a while (out of memory, a full disk, a replica), try again. NotSent: for too
-    long. Outside a job, in a worker's main process, the error is raised at once."""
+    """Call the result backend for the end of the current job, again each second while the server
+    refuses it (out of memory, a full disk, a replica).
+
+    Outside a run that has a claim (in a worker's main process, or in a job that was acked before it
+    ran) the error is raised at once: no requeue would bring another try.
+
+    Arguments:
+        call: may be repeated; a refused call has changed nothing.
+        what: completes "Job ... could not", for the log.
+
+    Raises:
+        NotSent: the server has refused for ``PATIENCE_S``.
+    """
     job, began = running.get(), time.monotonic()
     while True:
         try:
@@ -44,11 +55,11 @@ def patiently(call: Callable[[], T], what: str) -> T:
 
 
 class PatientScript(Script):
-    """A script of the end of a chord, called ``patiently``."""
+    """A Lua script of the end of a chord, called ``patiently``."""
 
     def __init__(self, text: bytes) -> None:
-        nobody: Any = None  # the backend has no client yet; each call says by which
-        super().__init__(nobody, text)
+        no_client: Any = None  # the backend has none yet; each call names its client
+        super().__init__(no_client, text)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = super().__call__

@@ -1,5 +1,14 @@
-"""Runs a job in the pool's own process: tells it of its claim and of what it has to publish for its
-end, and ends the run by how that went."""
+"""Runs a job where the pool runs it: a pool process, a thread or a greenlet.
+
+``worker.handover.run_until`` calls ``run`` with the job's claim and Celery's tracer. ``run`` gives
+the steps of the job (callbacks, links, a chord's body, a retry) ids that are the same in each run,
+lets Celery's tracer run the body and publish them, and turns what went wrong into an outcome of
+Celery's: a requeue if the server did not take a step, an ``Ignore`` if the job belongs to another
+owner by now.
+
+If the process dies in a run, the job is recovered, and its next claim has the steps note, which
+says what was published (``model.step``): only the rest is published again.
+"""
 
 from __future__ import annotations
 
@@ -22,30 +31,35 @@ from ..model.step import Claim, Fenced, Run, running, seed_of
 from .chords import is_on_redis
 from .ignored_results import ignores_result
 from .refusals import NotSent
-from .sender import release
+from .sender import release  # whose ``DECIDE`` names functions of this module
 
 logger = get_logger(__name__)
 
-#: Headers that Celery does not take for the user's.
+#: Headers of Celery's own; all others Celery takes for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
 FIRST_RUN = Counters().as_header(0)
-#: Modules that read what follows a job in order to publish it.
+#: Modules that read what follows a job in order to publish it: they see ids, user code does not.
 PUBLISH = ("celery.app.trace", "celery.backends", "celery_superfetch.app.chords")
 SKEW_S = 2.0  # seconds by which the clocks of two workers may differ
 
 
 class Completed(BaseException):
-    """A job that had succeeded before is done, and does not run again."""
+    """The end of a run of a job that had succeeded before: its body does not run again."""
 
 
 def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a job in the pool's own process; one that is not done goes back to its queue. ``target``
-    is one of Celery's tracers, or somebody else's, of which nothing is known."""
+    """Run a job and return the outcome, as Celery's tracer does.
+
+    Arguments:
+        claim: its ``id`` is empty if the job was acked before it ran: then it has no steps.
+        target: one of Celery's tracers; or the function of another library (batches), which is
+            called as it is.
+    """
     token = running.set(None)
     try:
         if is_tracer(target):
             # What this raises, Celery's tracer would raise, too: the worker stores and logs it.
-            kwargs = _begin(claim, *args, **kwargs)
+            kwargs = _prepare(claim, *args, **kwargs)
         try:
             answer = target(*args, **kwargs)
         except Exception:
@@ -66,16 +80,19 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def is_tracer(target: Callable[..., Any]) -> bool:
+    """Return whether a function is one of Celery's tracers, also as ``settle_failures`` wraps
+    it."""
     return getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task)
 
 
-def _ended_by(word: Exception, exc: BaseException) -> Any:
-    return 1, ExceptionInfo((type(word), word, exc.__traceback__)), 0.0  # as Celery's tracer
+def _ended_by(semipredicate: Exception, exc: BaseException) -> Any:
+    """Return the outcome that Celery's tracer has for a task that raised ``semipredicate``."""
+    return 1, ExceptionInfo((type(semipredicate), semipredicate, exc.__traceback__)), 0.0
 
 
 def _release(answer: Any) -> None:
-    """Publish the retry that the run holds, or what replaces the job: as its last word if the run
-    has ended by ``Retry``, or by the ``Ignore`` of replace(), as its tracer answers."""
+    """Publish the retry, or the replacement, that the run holds. By the tracer's answer: if the run
+    ended by ``Retry``, or by the ``Ignore`` of replace(), the job is over with it."""
     job = running.get()
     if job is None or not job.held:
         return
@@ -86,7 +103,7 @@ def _release(answer: Any) -> None:
 
 
 def _following(name: str) -> property:
-    """What follows a job, for ``RunContext``."""
+    """Make one attribute of ``RunContext`` that names what follows the job."""
 
     def get(self: Any) -> Any:
         value, job = vars(self).get(name), running.get()
@@ -102,16 +119,28 @@ def _following(name: str) -> property:
 
 
 class RunContext(Context):
-    """Celery's context of a run. What follows the job has its ids only where Celery publishes it:
-    a task that passes a callback on by hand, or with its retry, passes it on without them."""
+    """Celery's context of a run, in which what follows the job has ids when Celery publishes it.
+    User code sees it without these ids: if a task that passes a callback on by hand, or with its
+    retry, passed on the id as well, two messages would have the same one."""
 
     callbacks, errbacks, chord, chain = (
         _following(name) for name in ("callbacks", "errbacks", "chord", "chain")
     )
 
 
-def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwargs: Any) -> Any:
-    """Tell a job of its claim, and learn what it has to hand on; what its tracer is called with."""
+def _prepare(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwargs: Any) -> Any:
+    """Start the record of a run (``running``) and put this delivery's counters into the request.
+
+    Arguments:
+        name: this and the following are the arguments of Celery's tracer.
+
+    Returns:
+        the keyword arguments to call the tracer with.
+
+    Raises:
+        Fenced: an earlier run has ended the job by its retry or replacement.
+        Completed: the job has its result and only had to count in its chord; that is done.
+    """
     title = f"{name}[{id}]"
     if claim.is_over:
         raise Fenced(
@@ -138,6 +167,7 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
         return kwargs
 
     def load(*args: Any, **how: Any) -> Any:
+        # The chord is named in the body, which only the tracer decodes.
         loaded = loads(*args, **how)
         _complete(task, result, {**request, **(loaded[2] or {})})
         return loaded
@@ -146,9 +176,10 @@ def _begin(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwar
 
 
 def _result_of(task: Any, id: str, request: Any) -> Any:
-    """What the result backend has of a job that has ended; None where it cannot say."""
+    """Read the stored result of a job that has ended; None if there is none, or it cannot be read.
+    Then the job runs again: at least once is the promise."""
     backend = task.backend
-    # A result of rpc:// can be read once.
+    # A result of rpc:// can be read once: the caller would never get it.
     if ignores_result(task, Context(request)) or not backend.persistent:
         return None
     with suppress(Exception):
@@ -159,8 +190,9 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
 
 
 def _is_of_job(result: Any, since: float) -> bool:
-    """Whether a result is one of this message, and not of an older one with the same task id, which
-    senders use again: it was stored after the message was claimed before (``since``, in s)."""
+    """Return whether a result is of this message, and not of an older one with the same task id,
+    which senders use again: it was stored after the message's earlier claim (``since``: s since the
+    epoch, 0: not known). A result without a readable time counts as the message's."""
     done = result.get("date_done")
     try:
         at = datetime.fromisoformat(done) if isinstance(done, str) else done
@@ -171,8 +203,13 @@ def _is_of_job(result: Any, since: float) -> bool:
 
 
 def _complete(task: Any, result: Any, request: dict[str, Any]) -> None:
-    """``worker_deduplicate_successful_tasks`` skips a job that has a result; it may have ended
-    before it counted in its chord."""
+    """Count a job that has a result in its chord, where Celery would skip the job
+    (``worker_deduplicate_successful_tasks``). If its process died between the result and the count,
+    the chord would otherwise wait for ever.
+
+    Raises:
+        Completed: it succeeded, and is counted.
+    """
     if not (request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks):
         return
     # Only where a part counts once is it safe to count it again.

@@ -1,5 +1,14 @@
-"""The steps of a job: the messages that it publishes because it ends. What names them, and how the
-next run of the job knows them again."""
+"""The steps of a job: the messages that Celery publishes because the job ends (callbacks, errbacks,
+the next link of a chain, the body of a chord, a retry, a replacement).
+
+Each step has a name that is the same in each run of the job: a family (which place in the message
+names the signature) and a number. The *steps note* in the owner's private list has the names that
+were published. If the process dies between two steps, the note goes with the job to its next claim,
+and the next run publishes only the rest (``step.lua``).
+
+``app.steps`` makes a ``Run`` for each run of a job, ``app.sender`` asks it whether a message is a
+step, and ``transport.steps`` publishes that.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +23,8 @@ from uuid import NAMESPACE_OID, uuid5
 
 from .job import UNREADABLE
 
-#: Stands in a steps note once the job has published its own retry, or what replaces it, and ended
-#: with that: nothing of the job is left to do.
+#: Stands in a steps note once the job has ended with its own retry, or with what replaces it: a run
+#: that is recovered after that has nothing left to do.
 ITSELF = "!"
 
 #: One part of a steps note: a family of steps, and the first and the last number of it that was
@@ -25,24 +34,25 @@ PUBLISHED = re.compile(r"(\w+):(\d+)-(\d+);")
 #: Where a message names the signatures that follow it.
 FOLLOWING = ("callbacks", "errbacks", "chord", "chain")
 
-#: Signatures that are not published themselves: what they contain is.
+#: Signatures that are not messages themselves: each of their parts is one.
 CONTAINERS = frozenset({"group", "chain", "chord"})
 
 
 class Fenced(BaseException):
-    """A job publishes a step that now belongs to another owner. As an ``Exception`` Celery would
-    store it as a failure of the job."""
+    """The end of a run whose job belongs to another owner by now, which publishes its steps; or
+    which an earlier run has ended. No ``Exception``: Celery would store that as the job's
+    failure."""
 
 
 class Claim(NamedTuple):
-    """What the process that runs a job knows of the claim."""
+    """The claim of a job, for the process that runs it."""
 
     place: str  # of the database
     private: str  # the key of the private list that it is in
-    id: str  # empty: it does not last until the job ends
+    id: str  # empty: the job was acked before it ran, and has no steps
     token: int
     steps: str = ""  # the steps note that earlier runs have left
-    since: float = 0.0  # when the message was claimed before (s; 0: not known)
+    since: float = 0.0  # time of an earlier claim of the message (s since the epoch; 0: not known)
 
     @property
     def is_over(self) -> bool:
@@ -51,57 +61,71 @@ class Claim(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The step that is published just now."""
+    """A step that is being published."""
 
     run: Run
     task_id: str
     task: str  # its name
     family: tuple[Any, ...]
     number: int
-    is_itself: bool = False  # it may be the job's last word: its retry, or what replaces it
+    is_itself: bool = False  # the run may end with it: its retry, or what replaces the job
 
     def name(self, queue: str = "") -> str:
-        """What the steps note knows it by; ``queue`` only where the message goes to several."""
+        """Return its name in the steps note; ``queue`` only where the message goes to several
+        queues, each of which gets a step of its own."""
         whole = "\n".join(map(str, (*self.family, queue)))
         return f"{sha1(whole.encode(), usedforsecurity=False).hexdigest()[:12]}:{self.number}"
 
 
 def was_published(steps: str, name: str) -> bool:
-    """Whether a steps note has a step of this name (``step.lua`` asks the same)."""
+    """Return whether a steps note has a step of this name; ``step.lua`` does the same."""
     family, _, number = name.partition(":")
     parts = PUBLISHED.findall(steps)
     return any(of == family and int(a) <= int(number) <= int(z) for of, a, z in parts)
 
 
 def seed_of(properties: Mapping[str, Any], task_id: str) -> str:
-    """What a message has for itself and keeps through each redelivery: kombu's delivery tag, made
-    when it was published. The task id alone is none, since senders use it again; it is added for
-    senders whose tags are always the same."""
+    """Return what tells a message from others, in each of its deliveries: kombu's delivery tag,
+    made when it was published, and the task id. Neither is enough: senders use a task id again, and
+    some always write the same tag."""
     return f"{properties.get('delivery_tag')} {task_id}"
 
 
 class Run:
-    """One run of a job: what it may publish for its end, and what it has published."""
+    """One run of a job: the steps that it may publish, and how many it has published.
+
+    It lives in the process that runs the job; only the steps note outlives that.
+    """
 
     def __init__(
         self, claim: Claim, task_id: str, title: str, group: str | None = None, seed: str = ""
     ) -> None:
         self.claim, self.task_id, self.title, self.group = claim, task_id, title, group
         self.seed = seed
-        #: The steps note of a dead-lettered job, where this one is its notice.
+        #: If this job is a notice: the steps note of the dead-lettered job, whose steps it sends.
         self.earlier = ""
-        #: Its retry, or what replaces it, until it is known whether the run ends with that.
+        #: Calls that publish the retry, or the replacement, until it is known whether the run ends
+        #: with that (the argument says it).
         self.held: list[Callable[[bool], None]] = []
-        #: Task id -> the steps with this id, in the order in which Celery publishes them.
+        #: Task id -> (attribute of the message, number in it) of each step with this id, in the
+        #: order in which Celery publishes them.
         self._steps: dict[str, list[tuple[str, int]]] = {}
-        self._published: Counter[Any] = Counter()
-        self._numbers: dict[str, int] = defaultdict(int)
+        self._published: Counter[str] = Counter()  # task id -> messages counted by ``step``
+        self._numbers: dict[str, int] = defaultdict(int)  # attribute -> next number
+        #: Attribute -> its signatures as they were copied, and the copy.
         self._followers: dict[str, tuple[Any, Any]] = {}
 
     def followers(self, name: str, signatures: Any) -> Any:
-        """Copy what the message names for the job's end (one of ``FOLLOWING``), with an id for each
-        signature that has none: the same id in each run, where Celery would make one up. The task
-        sees no such id: what its body publishes by hand would share it."""
+        """Copy what the message names for the job's end, with an id for each signature that has
+        none: the same id in each run, where Celery would make one up.
+
+        Only Celery's publishing code gets the copy: if the task saw it, messages that its body
+        sends by hand would have the same ids.
+
+        Arguments:
+            name: the attribute of the message, one of ``FOLLOWING``.
+            signatures: its value.
+        """
         source, copied = self._followers.get(name, (None, None))
         if source is not signatures:
             copied = signatures
@@ -119,9 +143,18 @@ class Run:
         of_end: bool,
         is_itself: bool = False,
     ) -> Step | None:
-        """Count one message that Celery publishes for this run, and name it; None: it is no step.
-        ``of_end``: it is one of the followers, else the job itself; ``chord``: the group that it
-        counts in. The part of another chord is another step: that is not complete without it."""
+        """Count one message that Celery publishes for this run, and return the step that it is.
+
+        Arguments:
+            task_id, task: of the message.
+            chord: the group whose chord the message is a part of. The same task as a part of
+                another chord is another step, without which that chord would never be complete.
+            of_end: it is one of the followers; else it is the job itself, by retry or replacement.
+            is_itself: the run may end with it.
+
+        Returns:
+            None if the message is no step: no follower has its id.
+        """
         key = task_id if of_end else self.task_id
         self._published[key] += 1
         count = self._published[key]
@@ -134,17 +167,19 @@ class Run:
         return Step(self, task_id, task, (family, chord), number)
 
     def release(self, *, is_over: bool = False) -> None:
-        """Publish what is held; ``is_over``: the run has ended with it."""
+        """Publish what is held. What cannot be published raises and stays held, for another try.
+        ``is_over``: the run has ended with it."""
         while self.held:
             self.held[0](is_over)
             del self.held[0]
 
     def _copied(self, name: str, signatures: Any) -> Any:
+        """Copy one attribute with ids, and count those of its signatures that are steps."""
         seed = f"{self.seed} {name}"
         if name != "chain":
             return self._with_ids(name, signatures, seed, errbacks=name == "chord")
-        # Of a chain only the next link is published, from the end; and if the job fails, the body
-        # of a chord that one of the later links is a part of.
+        # Of a chain this run publishes the next link alone, the last of the list; and if the job
+        # fails, the errbacks of the chord that a later link is a part of.
         links = list(signatures)
         for at, link in enumerate(links):
             if chord := link["options"].get("chord"):
@@ -157,8 +192,14 @@ class Run:
     def _with_ids(
         self, name: str, signature: Any, seed: str, *, direct: bool = True, errbacks: bool = False
     ) -> Any:
-        """Copy a signature with ids. ``direct``: this run publishes it (of a chain, only the first
-        link); ``errbacks``: it publishes its errbacks, too."""
+        """Copy a signature with ids, and so what it consists of.
+
+        Arguments:
+            name: the attribute that it is in.
+            seed: of its id; it says the place in the message.
+            direct: this run publishes it itself; of a chain only the first link.
+            errbacks: this run may publish its errbacks, too.
+        """
 
         def inner(part: Any, where: Any, direct: bool = direct) -> Any:
             return self._with_ids(name, part, f"{seed} {where}", direct=direct, errbacks=errbacks)
@@ -184,6 +225,7 @@ class Run:
         return copied
 
     def _give_id(self, name: str, options: dict[str, Any], seed: str, *, direct: bool) -> None:
+        """Add an id to a signature's options, if they have none; ``direct``: count it as a step."""
         id = options.get("task_id") or str(uuid5(NAMESPACE_OID, seed))
         options["task_id"] = id
         if direct:
@@ -192,7 +234,7 @@ class Run:
 
 
 def ids_of(signature: Any) -> frozenset[str]:
-    """The ids of a signature and of all that it consists of, but for what follows it."""
+    """Return the task ids of a signature and of its parts, without those of its callbacks."""
     found, left = set(), [signature]
     while left:
         part = left.pop()
@@ -205,6 +247,7 @@ def ids_of(signature: Any) -> frozenset[str]:
     return frozenset(filter(None, found))
 
 
-#: The job that runs here, and the step that it publishes just now.
+#: The run of a job that this thread or greenlet is in; None also for a job without a claim.
 running: ContextVar[Run | None] = ContextVar("running", default=None)
+#: The step that this thread or greenlet is publishing; the transport reads it.
 handing: ContextVar[Step | None] = ContextVar("handing", default=None)

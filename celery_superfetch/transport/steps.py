@@ -1,4 +1,6 @@
-"""Publishes the steps of a job: each once, and its last word only when the run has ended."""
+"""Publishes the steps of a job: each once, and a job's own retry, or its replacement, only when it
+is known whether the run ends with it. ``Channel._put`` calls this, in the process that runs the
+job."""
 
 from __future__ import annotations
 
@@ -12,18 +14,27 @@ logger = logging.getLogger(__name__)
 
 
 def is_published_as(step: Step, message: Any, channel: Any) -> bool:
-    """Whether a channel publishes a step by this message: not what a receiver of a signal sends
-    meanwhile, and nothing to another server than that of the claim."""
-    same = step.task_id == message["properties"].get("correlation_id")
-    return same and step.run.claim.place == channel.place
+    """Return whether this message is the step: neither one that a receiver of a signal sends while
+    the step is published, nor one to another server than that of the claim, whose steps note cannot
+    change in one script with another server's queue."""
+    is_same_task = step.task_id == message["properties"].get("correlation_id")
+    return is_same_task and step.run.claim.place == channel.place
 
 
 def publish_step(step: Step, push: Callable[[str, Claim, bool], int]) -> None:
-    """Publish a step, unless an earlier run has; Fenced: the claim is over.
+    """Publish a step, unless an earlier run, or an earlier try of this one, has.
 
-    ``push`` runs the script. A retry, or what replaces the job, is held until the run's end, or its
-    next message: only then it is known that the run has ended with it. If it were noted as the end
-    before, a task that catches ``Retry`` and is killed would never publish the rest.
+    A retry, or what replaces the job, is held (``Run.held``) until the run's end, or its next
+    message: only then it is known whether the run ends with it. If it were noted as the job's end
+    at once, a task that catches ``Retry``, continues and is killed would never publish the rest. If
+    the process dies while the run holds it, it was not published: the next run of the job sends it.
+
+    Arguments:
+        push: runs ``step.lua`` (earlier steps note, claim, whether the job is over) and returns its
+            reply.
+
+    Raises:
+        Fenced: the claim is over, and the job belongs to another owner.
     """
     run = step.run
 
@@ -36,8 +47,7 @@ def publish_step(step: Step, push: Callable[[str, Claim, bool], int]) -> None:
             )
         if not done:
             logger.info(
-                "Step %s[%s] of job %s was published by an earlier run, and is not published "
-                "again.",
+                "Step %s[%s] of job %s was published before, and is not published again.",
                 step.task,
                 step.task_id,
                 run.title,
