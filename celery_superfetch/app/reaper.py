@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 from celery import Celery
 from redis import Redis
 
@@ -44,16 +46,19 @@ def scheduled_pass_in_steps(reaper: Reaper, by: str) -> Steps[Report]:
 
 def note(reaper: Reaper, report: Report, by: str = "") -> None:
     """Write down the pass, ``by`` whom as operators know it, and since when what waits: where
-    nobody consumes, too."""
-    here = ProcessImage.current()
-    summary = {
-        "by": by or f"{here.host} pid {here.pid}",
-        "seconds": round(report.seconds, 3),
-        "owners": report.owners,
-        "recovered": report.recovered,
-        "killed": report.killed,
-        "errors": report.errors,
-        "interval": reaper.config.reap_interval,
-    }
+    nobody consumes, too. What that takes counts as time of the pass."""
+    here, started = ProcessImage.current(), monotonic()
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
-    Queues(reaper.database).oldest(sorted(lists), summary)
+    Queues(reaper.database).note_waiting(lists)
+    report.seconds += monotonic() - started
+    reaper.history.passed(
+        {
+            "by": by or f"{here.host} pid {here.pid}",
+            "seconds": round(report.seconds, 3),
+            "owners": report.owners,
+            "recovered": report.recovered,
+            "killed": report.killed,
+            "errors": report.errors,
+            "interval": reaper.config.reap_interval,
+        }
+    )

@@ -75,6 +75,11 @@ class History(Structure):
         # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
         return [*map(json.loads, self.client.zrange(self.keys.deaths, -most, -1)[::-1])]
 
+    def passed(self, summary: Mapping[str, Any]) -> None:
+        """Record a pass as the last one, with the ``summary`` of it, and count it."""
+        fields = [part for pair in summary.items() for part in pair]
+        self.scripts.run("passed", [self.keys.last_pass, self.keys.stats], fields)
+
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""
         row = self.client.hgetall(self.keys.last_pass)

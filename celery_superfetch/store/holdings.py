@@ -14,8 +14,9 @@ from .private_lists import PrivateLists
 
 CHUNK = 50  # owners of one script
 
-#: Claims and queue lists at which one script looks, 5 ms of the server: 80 lists of 50 owners each.
-HOLDINGS_LOOKS = 4000
+#: Claims and queue lists at which one script looks, but for those of its last owner: 2 ms of the
+#: server.
+HOLDINGS_LOOKS = 1000
 
 #: Jobs of any size that are read at a time; places, jobs and bytes that are enough for one script.
 PAGE = 20

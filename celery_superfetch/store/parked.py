@@ -13,11 +13,12 @@ from ..model.job import Job, claim_number, parse
 from .database import Structure
 from .wire.scripts import Call
 
-#: Jobs, and bytes, of one list that a script moves at most: it keeps everybody else waiting.
+#: Jobs, and bytes, that one script moves at most, whatever the number of lists: while it runs, the
+#: server answers no other client.
 BATCH, ROOM = 100, 1024 * 1024
 
-#: Queue lists of one script: 20,000 with one due job each would keep the server for a second.
-RELEASE_LISTS = 500
+#: Queue lists of one script: each costs the server as much as a few jobs, also if it has none.
+RELEASE_LISTS = 100
 
 #: Scripts that move what is due, of one look: with more due than that, the next look goes on.
 LOOKS = 200
@@ -63,9 +64,10 @@ class Parked(Structure):
         args += chain.from_iterable(pairs)
         total = 0
         for _ in range(LOOKS):
-            count, unfinished, now, due = self.scripts.run("release", names, args)
+            count, unfinished, now, due, looked = self.scripts.run("release", names, args)
             total += count
-            if not (unfinished and count):
+            # Where all the lists that it looked at were purged, others come behind them.
+            if not (unfinished and (count or looked == RELEASE_LISTS)):
                 break
             args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))

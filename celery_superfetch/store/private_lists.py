@@ -27,6 +27,8 @@ from .wire.server import warn_once
 #: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
 #: keeps others waiting.
 CLAIM_BYTES = 4 * 1024 * 1024
+#: Lists where jobs land that one script looks at: a worker may have thousands.
+UNLAND_LISTS = 1000
 #: What stands before a claim id in the names of the notes beside it: that its job has not begun,
 #: and which steps that has handed on.
 WAITS, STEPS = "w", "s"
@@ -171,9 +173,12 @@ class PrivateLists(Structure):
     def unland(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in
         front of them; how many jobs."""
-        pairs = [(self.keys.landing(owner, name), self.keys.queue(name)) for name in lists]
-        names = [key for pair in pairs for key in pair]
-        return int(self.scripts.run("unland", names, [*lists.values()])) if names else 0
+        total = 0
+        for some in chunks([*lists], UNLAND_LISTS):
+            pairs = [(self.keys.landing(owner, name), self.keys.queue(name)) for name in some]
+            names = [key for pair in pairs for key in pair]
+            total += int(self.scripts.run("unland", names, [lists[name] for name in some]))
+        return total
 
     def held(self, owner: str) -> Held:
         [held] = self.all_held([owner])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
-from .database import Structure, chunks
+from .database import Structure
 
 CHUNK = 100  # queue lists of one script
+#: Bytes of messages that one script reads at most, but for the last: while it runs, the server
+#: answers no other client.
+ROOM = 1024 * 1024
 NOTED = 86400  # seconds, as a pass keeps its notes
 
 
@@ -24,22 +27,22 @@ class Queues(Structure):
                 raise suspects
         return list(zip(replies[::2], replies[1::2], strict=True))
 
-    def oldest(
-        self, names: Sequence[str], summary: Mapping[str, Any] | None = None
-    ) -> dict[str, float]:
+    def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
-        its age, which no message tells. The ``summary`` of a pass that ends is noted as the last
-        one, and so is who is next in each list."""
-        fields = [part for pair in (summary or {}).items() for part in pair]
+        its age, which no message tells. ``notes``: from now on, where it was not known."""
         ages: dict[str, float] = {}
-        for some in [*chunks(names, CHUNK)] or [names]:
-            keys = [self.keys.oldest, self.keys.last_pass, self.keys.stats]
-            keys += map(self.keys.queue, some)
-            args = [self.keys.queue(""), len(fields), *fields, *some]
-            now, *since = self.scripts.run("oldest", keys, args)
-            ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=True) if s}
-            fields = fields[:2]  # a pass is counted once
+        at, keys, args = 0, [self.keys.oldest], [self.keys.queue(""), int(notes), ROOM]
+        while at < len(names):
+            some = names[at : at + CHUNK]
+            now, *since = self.scripts.run("oldest", keys, [*args, *some])
+            at += len(since)
+            ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=False) if s}
         return ages
+
+    def note_waiting(self, names: Iterable[str]) -> None:
+        """Note who is next in these queue lists, and in those of which that is noted already: it
+        looks at each list once."""
+        self.oldest(sorted({*names, *self.noted()}), notes=True)
 
     def noted(self) -> list[str]:
         """The queue lists in which the last pass saw a job wait, whoever serves them."""
@@ -100,7 +103,7 @@ class Suspects(Structure):
         so many seconds; ``work`` times as long as one nobody quiesces afterwards."""
         keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
         window = int(self.config.strike_window)
-        args = [owner, int(first * 1000), work, self.keys.recoveries(""), window, *lists]
+        args = [owner, int(first * 1000), work, self.keys.recoveries(""), window, ROOM, *lists]
         answer, alongside = self.scripts.run("make_room", keys, args)
         return Room(answer < 0, answer > 0, bool(alongside))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ MOST = 500
 
 #: Rows on the server; beyond them a new one has neither. A thousand are some 100 kB.
 MOST_ROWS = 5000
+COUNTED = 500  # counters that one script adds to: a worker of many queues and tasks has thousands
 SILENT_MS = 7 * 86_400_000  # after which a row goes: queues and tasks come and go
 
 
@@ -46,12 +47,16 @@ class Runs(Structure):
     ``superfetch:runs:rows``. They add to it at the pace of their heartbeats, so that no job costs a
     command."""
 
-    def add(self, tally: Mapping[tuple[str, str, str], int]) -> None:
-        labels = [*LABELS, "us"]
-        args: list[str | int] = [SILENT_MS, MOST_ROWS, len(labels), *labels]
-        for name, growth in tally.items():
-            args += [TAB.join(name), growth]
-        self.scripts.run("count_runs", [self.keys.runs, self.keys.run_rows], args)
+    def add(self, tally: dict[tuple[str, str, str], int]) -> None:
+        """Move a tally to the server, some counters in a script; those that are left when it raises
+        were not added, but for some of which the reply was lost."""
+        bounds: list[str | int] = [SILENT_MS, MOST_ROWS, len(LABELS) + 1, *LABELS, "us"]
+        while tally:
+            some = [*islice(tally.items(), COUNTED)]
+            args = [part for name, growth in some for part in (TAB.join(name), growth)]
+            self.scripts.run("count_runs", [self.keys.runs, self.keys.run_rows], [*bounds, *args])
+            for name, _ in some:
+                del tally[name]
 
     def counts(self) -> RunCounts:
         ends, times = {}, defaultdict[str, Counter[str]](Counter)

@@ -8,7 +8,9 @@ from enum import Enum
 
 from ...model.job import Job
 
-BATCH = 100  # jobs that one script moves at most: it keeps everybody else waiting
+#: Jobs, and bytes but for the last job, that one script moves at most: while it runs, the server
+#: answers no other client.
+BATCH, ROOM = 100, 1024 * 1024
 
 
 class State(Enum):
@@ -107,5 +109,11 @@ def batches(jobs: Mapping[Job, str]) -> Iterator[tuple[str, list[Job]]]:
     for job, where in jobs.items():
         groups.setdefault((job.owner, job.queue_list, where), []).append(job)
     for (_, _, where), group in groups.items():
-        for at in range(0, len(group), BATCH):
-            yield where, group[at : at + BATCH]
+        some, size = list[Job](), 0
+        for job in group:
+            if len(some) == BATCH or size >= ROOM:
+                yield where, some
+                some, size = [], 0
+            some.append(job)
+            size += len(job.payload)
+        yield where, some

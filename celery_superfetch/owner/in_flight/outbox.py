@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import RLock
 from time import monotonic
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16
 
+#: Jobs that one script settles at most: a pool of greenlets may end thousands in one tick.
+ACKS = 1000
+
 REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
 
 NOT_YET = (
@@ -41,6 +44,14 @@ class _Part(NamedTuple):
 
     acks: list[Claimed]  # of those with counters first
     starting: dict[Job, None]
+
+    def split(self) -> Iterator[_Part]:
+        """Yield what goes in a script each; all starts go with the last acks."""
+        at = 0
+        while len(self.acks) - at > ACKS:
+            yield _Part(self.acks[at : at + ACKS], {})
+            at += ACKS
+        yield self._replace(acks=self.acks[at:]) if at else self
 
 
 class Outbox(Structure):
@@ -208,7 +219,8 @@ class Outbox(Structure):
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         waiting = [*self._again, *self._next.items()]
-        new, self._again, self._next = [item for item in waiting if any(item[1])], [], {}
+        parts = [(owner, part) for owner, whole in waiting for part in whole.split()]
+        new, self._again, self._next = [item for item in parts if any(item[1])], [], {}
         acks = [self.lists.ack(owner, *part) for owner, part in new]
         calls = [*parks, *acks, *([last] if last else ())]
         if not calls and not self._line.owed:

@@ -7,9 +7,11 @@
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}, when the next parked job is due (server ms; or nil)}, where a quiet owner
 --       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not
---       register {"missing"} (but for its facts), {"unknown"}
+--       register {"missing"} (but for its facts), {"unknown"}. Of more than a hundred lists with
+--       probation it names a hundred that the owner has, other ones each time
 -- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
 local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local MOST_NAMED = 100  -- lists with probation
 local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local state = redis.call('HGET', facts, 'state')
 if state == 'reaped' then return {'reaped'} end
@@ -30,6 +32,18 @@ if #ARGV > 3 then redis.call('HSET', facts, unpack(ARGV, 4)) end
 if reaped then
   redis.call('HSETNX', facts, 'registered_at', now)
   redis.call('SADD', host, owner)
+end
+-- Thousands of names would cost each owner, at each heartbeat, more than all else.
+if #probation > MOST_NAMED then
+  local lists = redis.call('HGET', facts, 'lists')
+  local readable, served = pcall(cjson.decode, lists or '')
+  local first, named = now % #probation, {}
+  for at = 1, #probation do
+    local name = probation[(first + at) % #probation + 1]
+    if not (readable and type(served) == 'table') or served[name] then named[#named + 1] = name end
+    if #named == MOST_NAMED then break end
+  end
+  probation = named
 end
 local quiet = {}
 if since > 0 then

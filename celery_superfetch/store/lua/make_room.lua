@@ -2,15 +2,17 @@
 -- did so for in vain may run alongside others from then on.
 -- KEYS: the latest quiesce, lists with probation, then the probation lists the owner would serve
 -- ARGV: owner, ms of the first quiesce, how many times as long nobody quiesces afterwards, prefix of
---       histories, seconds to remember them, then the queue list of each probation list; none: its quiesce lasted until now, and
---       served its end
+--       histories, seconds to remember them, bytes of suspects that are enough for one script, then
+--       the queue list of each probation list; none: its quiesce lasted until now, and served its end
 -- Returns: {1 when the owner quiesces, 0 when it may not (any more), -1 when nothing is on probation;
---       1 where the next suspect of some list may run alongside others}
+--       1 where the next suspect of some list may run alongside others}. Where suspects are large it
+--       looks at those of some lists, of other ones first each time; the others wait
 -- Crash: the quiesce ends when it would have ended; what follows counts from there.
 local latest, on_probation = KEYS[1], KEYS[2]
 local owner, first, work = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local histories, window = ARGV[4], tonumber(ARGV[5])
-local MOST_FREED = 100  -- suspects of a list that one call lets run alongside others
+local histories, window, room = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local lists = #KEYS - 2
+local MOST_FREED = 100  -- suspects, of all lists, that one call lets run alongside others
 local now = now()
 local noted = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next', 'serves')
 -- The server's clock was set back: that lets nobody quiesce, nor keeps anybody from it.
@@ -29,13 +31,17 @@ local mine, quiesces = noted[1] == owner, now < ends
 
 -- Its jobs have not ended in time: they never end, perhaps, or wait for one of these suspects.
 local in_vain = mine and not quiesces and noted[5] == '1' and #KEYS > 2
--- The next suspects of a list, the last of them first; what is no list has none.
-local function next_of(probation, count)
-  local payloads = redis.pcall('LRANGE', probation, -count, -1)
-  return payloads.err and {} or payloads
+-- A suspect of a list, the next one is the first; what is no list has none.
+local function suspect_of(probation, at)
+  local payload = redis.pcall('LINDEX', probation, -at)
+  if type(payload) ~= 'string' then return end
+  room = room - #payload
+  return payload
 end
 local function free(probation)
-  for _, payload in ipairs(next_of(probation, MOST_FREED)) do
+  for at = 1, math.max(1, math.floor(MOST_FREED / lists)) do
+    local payload = room > 0 and suspect_of(probation, at)
+    if not payload then return end
     local history = histories .. redis.sha1hex(payload)
     redis.pcall('HSET', history, 'quiesced', 1)
     -- The history may have been over by now: it is not to stay for ever.
@@ -43,14 +49,16 @@ local function free(probation)
   end
 end
 local function is_free(probation)
-  local payload = next_of(probation, 1)[1]
+  local payload = room > 0 and suspect_of(probation, 1)
   return payload and redis.pcall('HEXISTS', histories .. redis.sha1hex(payload), 'quiesced') == 1
 end
 
 local waits, free_waits = false, 0
-for i = 3, #KEYS do
+local offset = lists > 0 and now % lists or 0
+for at = 1, lists do
+  local i = 3 + (offset + at) % lists
   if redis.call('EXISTS', KEYS[i]) == 0 then
-    redis.call('SREM', on_probation, ARGV[i + 3])
+    redis.call('SREM', on_probation, ARGV[i + 4])
   else
     if in_vain then free(KEYS[i]) end
     if is_free(KEYS[i]) then free_waits = 1 else waits = true end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,9 @@ SOLITUDE = 60.0
 
 #: How many times as long nobody rests afterwards: suspects cost at most a tenth of one owner.
 WORK = 10
+
+#: Queue lists of whose suspects it asks at a time: a script looks at the next one of each.
+MOST_LISTS = 100
 
 TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on resting
 
@@ -80,7 +84,8 @@ class Probation:
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
         suspects = self.owner.suspects
-        return [name for name in lists if name in suspects] if suspects else []
+        waiting = (name for name in lists if name in suspects) if suspects else ()
+        return [*islice(waiting, MOST_LISTS)]
 
     def _take(self, queue_list: str) -> bool:
         claimed = self.owner.claim_alone(queue_list, _solitude)

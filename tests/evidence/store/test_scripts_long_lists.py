@@ -12,18 +12,19 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store import parked, queues
+from celery_superfetch.store import parked, private_lists, queues, runs
 from celery_superfetch.store.holdings import PARKED, Holdings, Place
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import WAITS
 from celery_superfetch.store.queues import Queues, Suspects
+from celery_superfetch.store.runs import Runs
 from celery_superfetch.store.wire import scripts
 from support.workers.bench import Bench
 
 MANY = 20_000
 
 #: Scripts whose lists are of one length, whatever a user does.
-OF_FIXED_LENGTH = {"kill", "lock", "lost", "probation", "retry", "shared"}
+OF_FIXED_LENGTH = {"kill", "lock", "lost", "passed", "probation", "retry", "shared"}
 
 
 def many(prefix: str = "queue") -> list[str]:
@@ -165,8 +166,16 @@ def make_room(bench: Bench) -> None:
 
 def oldest(bench: Bench) -> None:
     bench.push(f"queue-{MANY - 1}", b"waits")
-    ages = Queues(bench.database).oldest(many(), {"seconds": 1, "owners": 1, "errors": 0})
+    ages = Queues(bench.database).oldest(many(), notes=True)
     assert ages.keys() == {f"queue-{MANY - 1}"}
+
+
+def count_runs(bench: Bench) -> None:
+    """A queue and a task of each."""
+    tally = {("succeeded", name, name): 1 for name in many()}
+    Runs(bench.database).add(tally)
+    counted = Runs(bench.database).counts().ends
+    assert (len(tally), sum(counted.values())) == (0, MANY)
 
 
 def step(bench: Bench) -> None:
@@ -215,6 +224,7 @@ CASES: Sequence[Callable[[Bench], None]] = [
     release,
     make_room,
     oldest,
+    count_runs,
     step,
     delete,
     trim,
@@ -227,6 +237,8 @@ def bench(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(parked, "BATCH", MANY)
     monkeypatch.setattr(parked, "RELEASE_LISTS", MANY)
     monkeypatch.setattr(queues, "CHUNK", MANY)
+    monkeypatch.setattr(private_lists, "UNLAND_LISTS", MANY)
+    monkeypatch.setattr(runs, "COUNTED", MANY)
     return Bench(own)
 
 

@@ -10,8 +10,10 @@ import pytest
 import redis
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, digest
+from celery_superfetch.model.job import Claimed, Counters, digest
+from celery_superfetch.owner.in_flight.outbox import ACKS
 from celery_superfetch.store.private_lists import WAITS
+from support.servers.commands import calls
 from support.servers.faults import another_type
 from support.waiting import eventually
 from support.workers.bench import Bench, lost_job, payload, settling
@@ -206,3 +208,21 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
         assert tracemalloc.get_traced_memory()[0] < 5_000_000
     finally:
         tracemalloc.stop()
+
+
+def test_thousands_of_jobs_that_end_at_once_are_settled_some_in_a_script(bench, owner, lost):
+    """A pool of greenlets may end as many in one tick; the counters go with their own job."""
+    number = 2 * ACKS + 7
+    jobs = bench.give(owner.owner, "mail", [payload(n) for n in range(number)])
+    marked = jobs[:: ACKS // 2]
+    for job in marked:
+        bench.client.hset(bench.keys.recoveries(digest(job.payload)), "strikes", 1)
+    for job in jobs:
+        bench.in_flight.jobs.add(job)
+        bench.in_flight.ack(Claimed(job, Counters(strikes=1) if job in marked else None))
+    before = calls(bench.client, "evalsha", "eval")
+    bench.in_flight.flush()
+    assert calls(bench.client, "evalsha", "eval") - before == 3
+    assert bench.held(owner) == []
+    assert not bench.client.keys(bench.keys.recoveries("*"))
+    assert lost == []

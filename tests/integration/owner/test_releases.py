@@ -25,8 +25,9 @@ def test_what_is_due_in_one_list_does_not_wait_for_thousands_in_another(bench):
         bench.client.zadd(bench.keys.parked_of(name), rows)
         bench.client.zadd(bench.keys.parked, {name: 1})
     release(bench)
-    assert len(bench.queue()) == 1, "with the first script of all"
-    assert parked.release({}).jobs == 29 * BATCH
+    release(bench)
+    assert len(bench.queue()) == 1, "the list with more is behind the other after one script"
+    assert parked.release({}).jobs == 29 * BATCH - (BATCH - 1)
     assert len(bench.queue("full")) == 30 * BATCH
 
 
@@ -36,14 +37,14 @@ def test_one_script_moves_no_more_than_so_many_jobs_and_bytes(bench):
     rows = {f'"{n}" x-{n}\n'.encode() + payload(n): float(n + 1) for n in range(9)}
     size = len(next(iter(rows)))
     bench.client.zadd(bench.keys.parked_of("mail"), rows)
-    bench.client.zadd(bench.keys.parked, {"mail": 1, "purged": 1})
+    bench.client.zadd(bench.keys.parked, {"mail": 1, "purged": 0})
     for most, room, count, left in (
         (3, ROOM, 3, 6), (9, 1, 1, 5), (9, 2 * size, 2, 3), (9, size + 1, 2, 1), (9, ROOM, 1, 0),
     ):  # fmt: skip
-        moved, unfinished, _, first = release(bench, most, room)
+        moved, unfinished, now, first, _ = release(bench, most, room)
         assert (moved, bench.client.zcard(bench.keys.parked_of("mail"))) == (count, left)
         assert unfinished == bool(left)
-        assert first == (b"1" if left else None)
+        assert first == (now if left else None), "at once; and behind what other lists have due"
     assert bench.queue() == [payload(n) for n in range(9)]
     assert not bench.client.exists(bench.keys.parked)
 
@@ -54,7 +55,7 @@ def test_a_release_tells_when_the_next_is_due(bench):
         rows = {f'"{at}" x-1\n'.encode() + payload(at): at for at in times}
         bench.client.zadd(bench.keys.parked_of(queue), rows)
         bench.client.zadd(bench.keys.parked, {queue: times[0]})
-    moved, unfinished, _, first = release(bench)
+    moved, unfinished, _, first, _ = release(bench)
     assert (moved, unfinished, float(first)) == (1, 0, later)
     assert bench.in_flight.parked.next_due(["mail", "post"]) == {"mail": later, "post": later + 1}
 
@@ -77,3 +78,52 @@ def test_what_is_due_in_thousands_of_lists_goes_in_one_look(bench):
     bench.client.zadd(bench.keys.parked, dict.fromkeys(names, 1))
     assert Parked(bench.database).release({}).jobs == len(names)
     assert all(bench.queue(name) == [name.encode()] for name in names)
+
+
+def due_in(bench: Bench, lists: int, jobs: int, size: int = 0) -> list[str]:
+    """Park so many due jobs, of so many bytes more, in each of so many queue lists."""
+    names = [f"queue-{number}" for number in range(lists)]
+    for name in names:
+        rows = {f'"{n}" x-{n}\n'.encode() + payload(n, name) + b" " * size: 1 for n in range(jobs)}
+        bench.client.zadd(bench.keys.parked_of(name), rows)
+    bench.client.zadd(bench.keys.parked, dict.fromkeys(names, 1))
+    return names
+
+
+def moved(bench: Bench, names: list[str]) -> list[int]:
+    return [int(bench.client.llen(bench.keys.queue(name))) for name in names]
+
+
+def test_a_script_moves_no_more_from_many_lists_than_from_one(bench):
+    names = due_in(bench, 300, 10)
+    assert release(bench)[0] == BATCH
+    assert sum(moved(bench, names)) == BATCH, "formerly as many of each list"
+    while release(bench)[0]:
+        assert max(moved(bench, names)) <= 10
+    assert moved(bench, names) == [10] * len(names)
+
+
+def test_a_script_moves_no_more_bytes_from_many_lists_than_from_one(bench):
+    names = due_in(bench, 20, 3, ROOM // 4)
+    assert release(bench)[0] == 4, "what goes over the limit goes alone"
+    assert Parked(bench.database).release({}).jobs == 20 * 3 - 4
+    assert moved(bench, names) == [3] * len(names)
+
+
+def test_lists_that_have_much_due_are_released_in_turn(bench):
+    names = due_in(bench, 3, 3 * BATCH)
+    counts = []
+    for _ in range(3):
+        release(bench)
+        counts.append(moved(bench, names))
+    assert sorted(counts[-1]) == [BATCH] * 3, counts
+
+
+def test_lists_that_can_take_no_job_keep_no_other_one_waiting(bench):
+    """They are those whose job is due longest, and one script looks at no more than so many."""
+    names = due_in(bench, RELEASE_LISTS + 1, 1)
+    *odd, last = names
+    bench.client.mset({bench.keys.queue(name): "no queue" for name in odd})
+    bench.client.zadd(bench.keys.parked, {last: 2})
+    assert Parked(bench.database).release({}).jobs == 1
+    assert moved(bench, [last]) == [1]

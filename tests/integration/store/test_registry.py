@@ -83,6 +83,23 @@ def test_a_heartbeat_returns_what_is_on_probation_and_when_parked_jobs_are_due(b
     assert bench.registry.heartbeat(owner, 0, {})[4:] == ({"mail", "post"}, 1_000.0)
 
 
+def test_a_heartbeat_names_some_of_thousands_of_lists_on_probation_and_each_in_time(bench):
+    served, others = ([f"{kind}-{n}" for n in range(300)] for kind in ("served", "other"))
+    owner = bench.owner(lists=served)
+    bench.client.sadd(bench.keys.on_probation, *served, *others)
+    beats = [bench.registry.heartbeat(owner, 0, {}).probation]
+    assert len(beats[0]) == 100
+
+    def named() -> set[str]:
+        beats.append(bench.registry.heartbeat(owner, 0, {}).probation)
+        return {name for names in beats for name in names}
+
+    eventually(lambda: named() == set(served), 30)
+    assert max(map(len, beats)) == 100, "and none that it does not have"
+    bench.client.srem(bench.keys.on_probation, *others, *served[7:])
+    assert bench.registry.heartbeat(owner, 0, {}).probation == set(served[:7])
+
+
 def test_scores_from_the_future_are_quiet_ones(bench):
     """They were written before the server's clock was set back."""
     mine, ahead = bench.owner(), bench.owner(elsewhere())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 from celery.exceptions import Ignore, Reject, Retry
@@ -10,6 +12,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.store import runs
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.runs import MOST, Runs
+from celery_superfetch.store.wire.scripts import Scripts
 from celery_superfetch.worker.run_counts import RunCounts
 from support.servers.server import free_port
 
@@ -52,6 +55,27 @@ def test_while_the_server_is_away_counts_are_kept(bench):
     counts.note("mail", "t", None, 1)
     counts.count(bench.database)
     assert Runs(bench.database).counts().ends == {("succeeded", "mail", "t"): 2}
+
+
+def test_one_script_adds_so_many_counters_and_each_once(bench, monkeypatch):
+    """Where the server goes in the middle, what it has is not added again."""
+    counts, add = RunCounts(), Scripts.run
+    for number in range(MOST):
+        counts.note(f"q{number}", f"t{number}", None, 1)
+    sent = list[int]()
+
+    def run(self: Scripts, name: str, keys: Any, args: Any) -> Any:
+        sent.append(len(args))
+        if len(sent) == 2:
+            raise redis.ConnectionError
+        return add(self, name, keys, args)
+
+    monkeypatch.setattr(Scripts, "run", run)
+    with pytest.raises(redis.ConnectionError):
+        counts.count(bench.database)
+    counts.count(bench.database)
+    assert max(sent) <= 2 * runs.COUNTED + 20
+    assert sum(Runs(bench.database).counts().ends.values()) == MOST
 
 
 def test_rows_are_bounded_and_no_run_is_left_out(bench):

@@ -11,6 +11,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_superfetch.app.reaper import note
+from celery_superfetch.store import queues
 from celery_superfetch.store.history import MOST, History
 from celery_superfetch.store.holdings import (
     BATCH,
@@ -30,8 +31,6 @@ from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE = payload("1"), payload("2"), payload("3")
-#: What a pass says of itself.
-PASS = {"by": "who"}
 
 
 def nothing() -> None:
@@ -164,27 +163,54 @@ def test_facts_that_cannot_be_read_hold_up_nobody(bench, lists):
 
 
 def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
-    queues = Queues(bench.database)
+    oldest = Queues(bench.database).oldest
     bench.push("mail", ONE, TWO)
-    assert queues.oldest(["mail"]) == {}, "nobody has noted it"
+    assert oldest(["mail"]) == {}, "nobody has noted it"
     assert bench.client.exists(bench.keys.oldest) == 0, "and who only looks does not"
     before = bench.database.server_time()
     bench.client.config_resetstat()
-    assert set(queues.oldest(["mail", "empty"], PASS)) == {"mail"}
+    assert set(oldest(["mail", "empty"], notes=True)) == {"mail"}
     assert calls(bench.client, "lindex") == 2, "once in each list"
-    eventually(lambda: queues.oldest(["mail"])["mail"] > 0.05)
-    age = queues.oldest(["mail"])["mail"] * 1000
+    eventually(lambda: oldest(["mail"])["mail"] > 0.05)
+    age = oldest(["mail"])["mail"] * 1000
     assert age <= bench.database.server_time() - before
-    for key, days in ((bench.keys.oldest, 1), (bench.keys.last_pass, 7)):
-        assert 0 < bench.client.ttl(key) <= days * 86_400
+    assert 0 < bench.client.ttl(bench.keys.oldest) <= 86_400
     bench.client.rpop("mail")
-    assert queues.oldest(["mail"]) == {}, "another job is the next"
-    assert queues.oldest(["mail"], PASS)["mail"] == 0
+    assert oldest(["mail"]) == {}, "another job is the next"
+    assert oldest(["mail"], notes=True)["mail"] == 0
     bench.client.delete("mail")
-    assert queues.oldest(["mail"]) == {}
+    assert oldest(["mail"]) == {}
     assert bench.client.hkeys(bench.keys.oldest) == [b"mail"], "who only looks forgets nothing"
-    queues.oldest(["mail"], PASS)
+    oldest(["mail"], notes=True)
     assert bench.client.exists(bench.keys.oldest) == 0
+
+
+def test_a_pass_looks_once_at_each_list_however_many_there_are(bench):
+    """It looked at all that are noted once more for each hundred that somebody serves: at two
+    thousand lists forty thousand times."""
+    served = [f"served-{number}" for number in range(3 * queues.CHUNK)]
+    others = [f"other-{number}" for number in range(2 * queues.CHUNK)]
+    for name in (*served, *others):
+        bench.push(name, ONE)
+    Queues(bench.database).note(others)
+    bench.owner(lists=served)
+    reaper = bench.reaper()
+    report = reaper.reap()
+    before, seconds = calls(bench.client, "lindex"), report.seconds
+    note(reaper, report)
+    assert calls(bench.client, "lindex") - before == len(served) + len(others)
+    assert bench.client.hlen(bench.keys.oldest) == len(served) + len(others)
+    assert report.seconds > seconds, "it is a part of the pass"
+    assert History(bench.database).last_pass()["seconds"] == str(round(report.seconds, 3))
+
+
+def test_one_script_reads_so_many_bytes_of_the_oldest_jobs(bench):
+    names = [f"queue-{number}" for number in range(12)]
+    for name in names:
+        bench.push(name, b"x" * (queues.ROOM // 4))
+    before = calls(bench.client, "evalsha", "eval")
+    assert Queues(bench.database).oldest(names, notes=True).keys() == set(names)
+    assert calls(bench.client, "evalsha", "eval") - before == 3
 
 
 def test_what_waits_where_nobody_consumes_is_noted_too(bench):
@@ -213,7 +239,7 @@ def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench):
 
 def test_a_key_of_another_type_is_no_queue(bench):
     bench.client.set("mail", "not a list")
-    assert Queues(bench.database).oldest(["mail"], PASS) == {}
+    assert Queues(bench.database).oldest(["mail"], notes=True) == {}
 
 
 def test_a_death_is_remembered_with_what_became_of_its_jobs(bench):
@@ -247,6 +273,7 @@ def test_a_pass_is_remembered_with_who_made_it(bench, owner):
     assert (told["owners"], told["errors"]) == ("1", "0")
     assert told["by"].endswith(f"pid {owner.process.pid}")
     assert bench.client.hkeys(bench.keys.oldest) == [b"mail"]
+    assert 0 < bench.client.ttl(bench.keys.last_pass) <= 7 * 86_400
     bench.client.rpop("mail")
     bench.client.hset(bench.keys.facts(owner.owner), "lists", "{}")
     note(reaper, reaper.reap())

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.job import digest
-from celery_superfetch.store.queues import Room, Suspects
+from celery_superfetch.store.queues import ROOM, Room, Suspects
+from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
@@ -151,3 +152,43 @@ def test_a_purge_leaves_nothing_of_a_queues_suspects(url, make_bench, prefix):
         assert inbox.channel.queue_purge("mail") == 2
     assert bench.client.smembers(bench.keys.on_probation) == {b"post"}
     assert not bench.on_probation()
+
+
+def in_vain(bench: Bench, jobs: int, size: int = 1) -> tuple[list[str], Room]:
+    """So many suspects of each of ten lists, and a quiesce for them that was in vain."""
+    names = [f"queue-{number}" for number in range(10)]
+    for name in names:
+        for number in range(jobs):
+            wait(bench, name, payload(number, name) + b" " * size)
+    room_for(bench, "a", *names, first=SHORT, work=LITTLE)
+    before = calls(bench.client, "lindex")
+    rooms = [Room(False, True, False)]
+
+    def is_over() -> bool:
+        rooms.append(room_for(bench, "a", *names, first=SHORT, work=LITTLE))
+        return rooms[-1].alongside
+
+    eventually(is_over)
+    assert calls(bench.client, "lindex") - before <= (len(rooms) - 1) * (100 + len(names))
+    return names, rooms[-1]
+
+
+def freed(bench: Bench, names: list[str]) -> list[int]:
+    """How many suspects of each list may run alongside others."""
+    counts = []
+    for name in names:
+        jobs = bench.client.lrange(bench.keys.probation(name), 0, -1)
+        histories = [bench.keys.recoveries(digest(job)) for job in jobs]
+        counts.append(sum(bench.client.hexists(history, "quiesced") for history in histories))
+    return counts
+
+
+def test_one_script_frees_no_more_suspects_of_many_lists_than_of_one(bench):
+    names, _ = in_vain(bench, 30)
+    assert freed(bench, names) == [10] * 10
+
+
+def test_one_script_reads_no_more_bytes_of_suspects_than_it_has_room_for(bench):
+    names, room = in_vain(bench, 1, ROOM // 3)
+    assert room.alongside
+    assert 1 <= sum(freed(bench, names)) <= 3

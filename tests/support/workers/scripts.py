@@ -92,7 +92,7 @@ def release(bench: Bench) -> Case:
     counters = [bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO)]
     bench.client.hset(counters[0], "probation", 1)
     bench.client.set(bench.keys.recovered, 1)
-    answer = [0, 0, 0, None]
+    answer = [0, 0, 0, None, 0]
     call = call_of(lambda: Parked(bench.database).release({"mail": 60_000}), answer)
     lists = bench.keys.parked_of("mail"), bench.keys.queue("mail"), bench.keys.probation("mail")
     return Case(call, (*lists, *counters))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from celery_superfetch.model.job import Job
-from celery_superfetch.owner.in_flight.jobs import MOVES, Jobs, Move, State
+from celery_superfetch.owner.in_flight.jobs import BATCH, MOVES, ROOM, Jobs, Move, State, batches
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "contribute" / "architecture.md"
 JOB = Job("host|1|nonce", "mail", b"{}", "1")
@@ -79,3 +79,14 @@ def test_two_claims_of_the_same_bytes_are_two_jobs():
     assert jobs.alone == other
     jobs.drop(other)
     assert jobs.alone is None
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, BATCH), (ROOM // 4, 4), (2 * ROOM, 1)], ids=["small", "large", "huge"]
+)
+def test_one_script_moves_so_many_jobs_and_bytes_of_them_in_their_order(size, most):
+    payload = b"x" * size
+    jobs = [Job("host|1|nonce", "mail", payload, f"{number}:mail") for number in range(2 * most)]
+    groups = [*batches(dict.fromkeys(jobs, "front"))]
+    assert [len(group) for _, group in groups] == [most, most]
+    assert [job for _, group in groups for job in group] == jobs
