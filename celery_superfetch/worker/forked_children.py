@@ -1,4 +1,6 @@
-"""A process that a job, or a receiver of a signal, forks, and that returns into the worker."""
+"""Ends processes that user code forked (a task, or a receiver of a signal) and that return from it
+into the worker's code. If such a process went on, there would be two workers with one owner: each
+job would run twice, and at its end the copy would stop the pool of its parent."""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ logger = get_logger(__name__)
 def ending_forked_children(args: Sequence[Any]) -> Iterator[None]:
     """End each process that was forked in the block, and has come to the block's end by a return or
     an error. If it went on into the worker's code it would be a second worker on its parent's
-    connections and pipes, and as it ended take its parent's sockets out of the set that both
-    watch: the parent would claim nothing any more. ``args``: Celery's of the job, or another's."""
+    connections and pipes, and as it ended it would remove its parent's sockets from the epoll set
+    that both share: the parent would claim nothing any more.
+
+    Arguments:
+        args: of Celery's tracer, which begin with the task's name and id, for the log.
+    """
     parent, status = os.getpid(), 0
     try:
         yield
@@ -30,8 +36,8 @@ def ending_forked_children(args: Sequence[Any]) -> Iterator[None]:
 
 
 def end_forked_child(worker_pid: int) -> None:
-    """End this process if it is no worker, but was forked by one (a receiver of a signal did so):
-    it would run the worker's jobs once more, and at its end stop the worker's pool."""
+    """End this process if it is not the worker, but was forked from it by a receiver of a signal:
+    it would run the worker's jobs a second time, and at its end stop the worker's pool."""
     if os.getpid() != worker_pid:
         try:
             logger.warning(
@@ -46,6 +52,7 @@ def end_forked_child(worker_pid: int) -> None:
 
 
 def _status_of(exc: BaseException) -> int:
+    """Return the exit status that Python would have for a process that ends by ``exc``."""
     if isinstance(exc, SystemExit) and exc.code in (None, 0):
         return 0
     code = exc.code if isinstance(exc, SystemExit) else 1
@@ -53,6 +60,7 @@ def _status_of(exc: BaseException) -> int:
 
 
 def _end(args: Sequence[Any], status: int) -> None:
+    """End this process at once, also if the log raises."""
     try:
         name, id = [*args, "", ""][:2]
         logger.warning(

@@ -1,9 +1,15 @@
-"""What a run of a job came to, from the code that ran it to the callbacks that settle it.
+"""The outcome of a run of a job, on its way from the code that ran it to the callbacks that settle
+the job.
 
 A task may raise an exception that cannot be printed, compared, pickled or unpickled. Celery and
 this package do all of that when they settle the job; if it fails there, the job keeps its slot, or
 ends its worker. So each exception is tried where the job ran, and one that fails the trial is
 replaced by a plain one of Celery's or Python's own.
+
+The gate gives the pool ``run_and_pack`` to call in a pool process, or ``run_and_check`` in a
+thread, a greenlet or a solo pool; ``settling.report`` reads in the worker what they return. An
+outcome is nowhere stored: if the process or the worker dies before the job is settled, the job runs
+again.
 """
 
 from __future__ import annotations
@@ -31,15 +37,15 @@ ENDING = (SystemExit, KeyboardInterrupt, WorkerShutdown, WorkerTerminate)
 
 
 class TooLate:
-    """Outcome of a job that came too late to its process, and has not begun. What a task raises or
-    returns reaches the pool in a tuple of Celery's, so no task can make its run look like this."""
+    """Outcome of a job that reached its pool process after its deadline, and was not started. What
+    a task raises or returns reaches the pool in a tuple of Celery's, so no task can return this."""
 
 
 class Packed(NamedTuple):
     """An ``ExceptionInfo`` on its way from a pool process to its worker."""
 
     pickled: bytes  # empty where the pool process cannot pickle it
-    plain: Exception  # stands for it where the worker cannot unpickle it
+    plain: Exception  # the substitute, where the worker cannot unpickle it
     traceback: str
 
     @classmethod
@@ -57,7 +63,7 @@ class Packed(NamedTuple):
         if self.pickled:
             try:
                 info = pickle.loads(self.pickled)
-                # Its text was tried where it was raised: here that may be a query of a model's.
+                # Its text was tried where it was raised. Here ``str`` might query a database.
                 if _is_failure(exception_of(info)):
                     return info
             except BaseException:  # its module may be importable in the pool process alone
@@ -66,22 +72,23 @@ class Packed(NamedTuple):
 
 
 class Escaped(NamedTuple):
-    """Outcome of a job around whose body Celery's own code raised, or which raised what Celery lets
-    pass: neither an ``Exception`` nor the end of its process."""
+    """Outcome of a job that left Celery's tracer by an exception: Celery's own code around the body
+    raised it, or the body a ``BaseException`` that is no ``Exception`` and ends no process."""
 
     packed: Packed
 
 
 def run_and_pack(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a job in a pool process; what it returns or raises can be unpickled by any worker."""
+    """Run a job in a pool process, and return an outcome that the worker can unpickle. Raises
+    ``SystemExit`` or ``KeyboardInterrupt`` where the task ends its process."""
     try:
         outcome = run(*args, **kwargs)
     except (SystemExit, KeyboardInterrupt) as error:
         if type(error) in ENDING and is_harmless(error):
             raise
-        sys.exit(message_of(error))  # billiard's, which sends the latest status of any exit
+        sys.exit(message_of(error))  # billiard's ``sys.exit``, by which the worker gets the status
     except BaseException as error:
-        if _told_to_end():  # the job was cut short, and what it raised then is no outcome
+        if _is_terminating():  # the job was cut short, and what it raised then is no outcome
             raise
         return Escaped(Packed.of(info_of(error)))
     if (failed := failure_of(outcome)) is not None:
@@ -90,7 +97,8 @@ def run_and_pack(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def run_and_check(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a job in the worker's own process; what it returns or raises can be settled."""
+    """Run a job in the worker's own process, and return an outcome (or raise an exception) that the
+    worker can print and compare."""
     try:
         outcome = run(*args, **kwargs)
     except BaseException as error:
@@ -106,8 +114,8 @@ def run_and_check(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return (outcome[0], info, *outcome[2:])
 
 
-def _told_to_end() -> bool:
-    """Return whether this pool process handles a signal to end; billiard says so since 4.3."""
+def _is_terminating() -> bool:
+    """Return whether this pool process handles a SIGTERM; before billiard 4.3 that is unknown."""
     fired = getattr(common, "terminate_handler_fired", None)
     return bool(fired and fired())
 
@@ -152,7 +160,8 @@ def _any_traceback() -> TracebackType | None:
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Return whether an exception survives what Celery and this package do with it."""
+    """Return whether an exception can be printed, compared, asked for its class and its arguments,
+    as Celery and this package do; never raises."""
     try:
         texts = str(error), repr(error)
         bool(error)
@@ -165,26 +174,27 @@ def is_harmless(error: BaseException) -> bool:
         elif isinstance(error, SystemExit):
             honest = honest and (error.code is None or type(error.code) in (int, str))
         elif isinstance(error, ExceptionWithTraceback):
-            honest = False  # a task's own: what is in it would take its place when it is unpickled
+            honest = False  # raised by a task: unpickling would yield its ``exc`` instead
         return honest and all(type(text) is str for text in texts)
     except BaseException:  # whatever an object of the user raises
         return False
 
 
 def _may_be_reported(error: BaseException) -> bool:
-    """Return whether Celery may get the failure of a task as it is. A ``SystemExit`` is none, but
-    comes out of billiard's wrapper if a task raises that: Celery would raise it in the worker."""
+    """Return whether Celery may get the exception of a failed task as it is. If a task raises
+    billiard's wrapper around a ``SystemExit``, Celery would raise that in the worker."""
     return _is_failure(error) and is_harmless(error)
 
 
 def _is_failure(error: BaseException) -> bool:
+    """Return whether Celery settles an exception as a failure, and neither exits nor requeues."""
     kind = type(error)
     return issubclass(kind, Exception) and not issubclass(kind, OF_POOLS)
 
 
 def plain(error: BaseException) -> Exception:
-    """Return an exception of Celery's or Python's own that says the same, and by which Celery
-    decides the same; never raises."""
+    """Return an exception of Celery's own with the same text, for which Celery does the same (a
+    failure, ``Ignore``, ``Reject`` or ``Retry``); never raises."""
     kind, text = type(error), message_of(error)
     if issubclass(kind, Reject):
         reason = message_of(_attribute(error, "reason"))

@@ -1,4 +1,5 @@
-"""A worker that ends by an error of its own: Celery's "Unrecoverable error"."""
+"""Decides whether a worker that ends by an error ("Unrecoverable error" in Celery's log) may blame
+the jobs that it runs: then they are recovered with a strike, as if it had been killed."""
 
 from __future__ import annotations
 
@@ -17,9 +18,14 @@ logger = get_logger(__name__)
 
 
 def fails_by_itself(worker: Any) -> bool:
-    """Return whether ``worker`` stops because of an error that a job which it runs may have caused;
-    called while Celery handles that error. A worker that was told to stop blames no job: a job that
-    ends each of its workers in this way would otherwise end one after another."""
+    """Return whether ``worker`` stops because of an error that one of its running jobs may have
+    caused, and log that.
+
+    The bootstep's ``close`` calls this while Celery handles the error (``sys.exc_info``). If such a
+    worker counted as one that was told to stop, no job would get a strike, and a job that ends each
+    of its workers in this way would end one after another. An error of the server, of memory or of
+    the gate, and an order to stop, blame no job.
+    """
     raised = sys.exc_info()[1]
     if not isinstance(raised, Exception) or process_ends():
         return False  # told to stop: by a signal, a command, WorkerShutdown

@@ -1,4 +1,9 @@
-"""The loop of one pool process: it begins no job too late, and says when it reads no more."""
+"""The loop of a pool process (prefork): it starts no job after the job's deadline, and reports to
+the worker when it reads no more jobs. ``worker.pool_slots`` receives the reports.
+
+If the process dies between a report and its end, the worker finds the job by the process's exit, as
+in stock Celery.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +26,18 @@ NOT_STARTED = "superfetch-not-started"  # (pid, number of the pool's job): it ca
 class PoolProcess(asynpool.Worker):
     """Celery's loop of a pool process, which sends two more messages to the worker.
 
-    It sends ``LEAVING`` before the result of its last job, so that the worker gives it no other: if
-    the worker learned that later, the next job would wait in the pipe of a process that ends, until
-    its deadline has passed. It never sends ``LEAVING`` between the receipt of a job and its
-    acceptance: the worker takes back what a leaving process has not accepted, and the job would run
-    twice.
+    It sends ``LEAVING`` before the result of its last job, so that the worker writes no other job
+    to it: if the worker learned that later, the next job would wait in the pipe of a process that
+    ends, until its deadline has passed. It never sends ``LEAVING`` between the receipt of a job and
+    its acceptance: the worker withdraws what a leaving process has not accepted, and the job would
+    run twice.
 
-    It sends ``NOT_STARTED`` for a job that it receives after the job's deadline: billiard would
-    count a run, and a process with ``max_tasks_per_child`` of 1 would end without having run a job.
+    It sends ``NOT_STARTED`` for a job that it receives after the job's deadline, and drops the job,
+    which the worker starts again: billiard would count a run, and a process with
+    ``max_tasks_per_child`` of 1 would end without having run a job.
     """
 
-    _received = 0
+    _received = 0  # jobs, but for those that came too late
     _is_leaving = False
 
     def _make_child_methods(self, *args: Any, **options: Any) -> None:
@@ -40,7 +46,8 @@ class PoolProcess(asynpool.Worker):
         self.wait_for_job: Callable[[], Any] = self._only_in_time(receive)
 
     def _only_in_time(self, receive: Callable[[], Any]) -> Callable[[], Any]:
-        """Make what billiard calls for its next job: None if it shall ask again."""
+        """Wrap the function by which billiard reads the next job; None makes billiard read
+        again."""
         pid = os.getpid()
 
         def receive_in_time() -> Any:
@@ -58,15 +65,15 @@ class PoolProcess(asynpool.Worker):
         return receive_in_time
 
     def prepare_result(self, result: Any) -> Any:
-        # billiard looks at both limits after it has sent the result. ``mem_rss`` is a maximum: it
-        # is no smaller then.
+        # billiard checks both limits after it has sent the result. ``mem_rss`` is the maximum so
+        # far: if it is over the limit now, it is so then.
         limit = self.max_memory_per_child
         if self._received == self.maxtasks or (limit and mem_rss() > limit):
             self._say_leaving()
         return super().prepare_result(result)
 
     def _ensure_messages_consumed(self, *args: Any, **options: Any) -> Any:
-        """Called once the loop has ended, for whatever reason."""
+        """Report first: billiard calls this once the loop has ended, for whatever reason."""
         self._say_leaving()
         return super()._ensure_messages_consumed(*args, **options)
 
@@ -77,8 +84,8 @@ class PoolProcess(asynpool.Worker):
 
 
 def report_from_processes(pool: Any) -> None:
-    """Have a pool that has not started run ``PoolProcess`` in its processes. A pool whose processes
-    have a loop of the user's own keeps it."""
+    """Make a pool that has not started run ``PoolProcess`` in its processes. A pool whose processes
+    run a loop of the user's own is left as it is."""
     processes: Any = getattr(pool, "Pool", None)
     if getattr(processes, "Worker", None) is asynpool.Worker:
         pool.Pool = type(processes.__name__, (processes,), {"Worker": PoolProcess})

@@ -1,4 +1,9 @@
-"""The processes of a prefork pool as slots for jobs: which of them may get one."""
+"""Slots of a prefork pool: which of its processes can start a job now, and what happens to a job
+that a process was given but does not start.
+
+The gate asks before it starts a job. If the worker dies, the reaper recovers its jobs; nothing here
+outlives the worker.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +30,17 @@ LOADING_REPEAT_S = 300.0
 class PoolSlots:
     """The processes of a started pool as slots for jobs.
 
-    A slot is free if its process is up (its initializer has returned), has no job and reads another
-    one. Celery hands a job to its pool as soon as a process is to be there: the job then waits for
-    the process to load, recorded as running. Its deadline passes meanwhile, and if the worker is
-    killed, the job gets a strike although it never began.
+    A slot is free if its process is up (its initializer has returned), has no job and is not
+    leaving. Celery hands a job to its pool as soon as the pool has started a process: the job then
+    waits for the process to load, recorded as running. Its deadline passes meanwhile, and if the
+    worker is killed, the job gets a strike although it never ran.
 
-    Only the worker's loop calls this.
+    The class replaces methods of the pool and adds handlers for the messages of ``PoolProcess``.
+    Only the thread of the worker's loop calls it.
+
+    Arguments:
+        pool: Celery's prefork pool, started.
+        on_free: called when a slot has become free.
     """
 
     def __init__(self, pool: Any, on_free: Callable[[], object]) -> None:
@@ -60,7 +70,7 @@ class PoolSlots:
 
     @property
     def idle_count(self) -> int:
-        """How many jobs a process would read at once; may be negative."""
+        """Number of free slots; negative if more jobs wait in the pool than there are."""
         processes = self.processes
         if self._is_closed:
             return 0
@@ -68,7 +78,7 @@ class PoolSlots:
         return up_count - len(processes.outbound_buffer)
 
     def report_loading(self, waiting_count: int) -> None:
-        """Log a warning if jobs wait, and have waited for long, for processes that load."""
+        """Log a warning if ``waiting_count`` jobs have waited for long for processes that load."""
         now = monotonic()
         if now < self._next_check:
             return
@@ -95,7 +105,7 @@ class PoolSlots:
         )
 
     def _loads(self, process: Any) -> bool:
-        """Whether a process has not come up yet."""
+        """Return whether a process has not come up yet."""
         is_up = self.processes._fileno_to_inq.get(process.inqW_fd) is process
         return not is_up and process not in self._leaving and process.exitcode is None
 
@@ -107,12 +117,13 @@ class PoolSlots:
     def _on_up(self, pid: int) -> None:
         self._mark_up(pid)
         process = self._process_of(pid)
-        if process in self._leaving:  # it was told to end while it loaded
+        if process in self._leaving:  # ``_shrink`` ended it while it loaded
             self._close(process)
         self._loading_since = None
         self.on_free()
 
     def _on_leaving(self, pid: int) -> None:
+        """Write no more jobs to a process that is about to end, and withdraw what it was given."""
         process = self._process_of(pid)
         if process is None:
             return
@@ -122,6 +133,7 @@ class PoolSlots:
                 self._withdraw(job, process)
 
     def _on_not_started(self, pid: int, number: int) -> None:
+        """Return to the gate the job that a process dropped, since its deadline had passed."""
         process = self._process_of(pid)
         if process is not None:
             self.processes._busy_workers.discard(process.inqW_fd)
@@ -133,7 +145,7 @@ class PoolSlots:
     # -- processes that end
 
     def _close(self, process: Any) -> None:
-        """Give a process that is about to end no more jobs."""
+        """Exclude a process that is about to end from those that get jobs."""
         self._leaving.add(process)
         fd = process.inqW_fd
         if self.processes._fileno_to_inq.get(fd) is process:
@@ -141,15 +153,17 @@ class PoolSlots:
             self.processes._busy_workers.discard(fd)
 
     def _shrink(self, n: int = 1) -> None:
-        """Make the pool smaller by so many processes, of which none has a job.
+        """End ``n`` processes, of which none has a job; ValueError if there are not so many.
 
-        Celery ends any process that has accepted none: one that was given a job takes it along, and
-        the job gets a strike if it has just begun. And it ends one that is about to end anyway, so
-        that the pool has a process too many."""
+        Celery ends any process that has accepted no job. If one was just given a job, that is lost
+        with it, and gets a strike if it has just started. If the process was about to end anyway,
+        it is counted twice, and the pool keeps a process too many.
+        """
         processes = self.processes
         for _ in range(n):
             stays = [process for process in processes._pool if process not in self._leaving]
-            if len(stays) >= processes._processes:  # else one that is missing is not replaced
+            # If one is missing already, it is enough that it is not replaced.
+            if len(stays) >= processes._processes:
                 process = next(self._spare(), None)
                 if process is None:
                     raise ValueError("The pool cannot shrink: each of its processes has a job.")
@@ -161,7 +175,7 @@ class PoolSlots:
             processes.on_shrink(1)
 
     def _spare(self) -> Iterator[Any]:
-        """Find processes without a job: first those that still load."""
+        """Yield processes without a job: first those that still load."""
         processes = self.processes
         busy: set[Any] = set()
         busy_pids: set[int] = set()
@@ -175,12 +189,12 @@ class PoolSlots:
             if process not in busy | {*self._leaving} and process.pid not in busy_pids
         ]
         yield from filter(self._loads, spare)
-        # Jobs that no process was given yet need one each.
+        # Each job in the outbound buffer, which no process was given yet, needs one.
         up = [process for process in spare if not self._loads(process)]
         yield from up[len(processes.outbound_buffer) :]
 
     def _withdraw(self, job: Any, process: Any) -> None:
-        """Take back a job that was written to a process, which will not read it."""
+        """Return a job to the gate that was written to a process, which will not read it."""
         self._with_unread_job.add(process)
         writer = _get_job_writer(job)
         if writer is not None:  # the pipe had no room for all of it
@@ -192,8 +206,8 @@ class PoolSlots:
             self.processes._put_back(job)
 
     def _on_cleanup_queues(self, process: Any) -> None:
-        """Replace the pipes of a process that has ended, if a job is in them; else the next process
-        gets them."""
+        """Replace the pipes of a process that has ended, if an unread job is in them: Celery gives
+        them to the next process, which would run that job."""
         if process not in self._with_unread_job or process.dead:
             return self._cleanup_queues(process)
         process.dead = True
@@ -201,8 +215,8 @@ class PoolSlots:
             self.processes._queues[self.processes.create_process_queues()] = None
 
     def _on_job_process_down(self, job: Any, pid: int) -> None:
-        """Called for each job whose process has ended. Celery gives one that was not begun to the
-        next process that comes up, whenever that is; the gate shall decide on it again."""
+        """Return a job to the gate if its process has ended before it started the job. Celery gives
+        it to the next process that comes up, however late; the gate sets a new deadline."""
         self._job_process_down(job, pid)
         buffer = self.processes.outbound_buffer
         if job in buffer and self._is_ours(job):
@@ -212,10 +226,12 @@ class PoolSlots:
     # -- jobs that have not begun
 
     def _is_ours(self, job: Any) -> bool:
+        """Return whether the pool's job came through the gate; others (batches) have no claim."""
         return getattr(request_of(job._accept_callback), "delivery", None) is not None
 
     def _return(self, job: Any) -> None:
-        """Take a job that has not begun out of the pool; the gate hands it over again."""
+        """Remove a job that was not started from the pool, with the outcome ``TooLate``, for which
+        the gate starts it again."""
         job.discard()
         if job.ready():
             return
@@ -223,25 +239,26 @@ class PoolSlots:
             self.processes._putlock.release()  # as for any job that has ended
         job._set(None, (True, TooLate()))
 
-    # -- while the pool looks at its processes
+    # -- while the pool replaces its processes
 
     @contextmanager
     def _closed(self) -> Iterator[None]:
-        """Have no slot free: what the pool gets meanwhile it may give to a process that has died,
-        or forget when it is flushed."""
-        was, self._is_closed = self._is_closed, True
+        """Let no slot be free in the block: the pool may give a job that it gets meanwhile to a
+        process that has died, or forget it when it is flushed."""
+        was_closed = self._is_closed
+        self._is_closed = True
         try:
             yield
         finally:
-            self._is_closed = was
+            self._is_closed = was_closed
 
     def _maintain_pool(self) -> None:
         with self._closed():
             self._maintain()
 
     def _flush_pool(self) -> None:
-        """Called at a lost connection. Celery 5.5 forgets which processes are busy, and would give
-        them the next jobs."""
+        """Flush the pool, as Celery does at a lost connection, and mark processes that run a job as
+        busy: Celery 5.5 forgets that, and would give them the next jobs."""
         processes = self.processes
         with self._closed():
             self._flush()

@@ -1,4 +1,9 @@
-"""A pool of processes that the worker's loop serves: what of billiard's we have done otherwise."""
+"""Repairs of the prefork pool (``celery.concurrency.asynpool``, which the worker's loop serves):
+each function replaces one method of a pool that loses a job, runs one twice, or ends the worker.
+
+The gate applies all of them once, when the pool has started (``mend``). They keep the worker alive;
+if it dies all the same, the reaper recovers its jobs.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +22,21 @@ from ..model.foreign import describe
 
 logger = get_logger(__name__)
 
-AGAIN = 0.05  # seconds between two tries of a pool to fork, and two looks at a child that ends
-LOOKS = 100  # then it is Celery's turn, which looks each 5 s
+AGAIN = 0.05  # s between two tries of a pool to fork, and between two checks of a child that ends
+LOOKS = 100  # checks of such a child; after them Celery's own, each 5 s, is left
 
 
 def request_of(accept_callback: Any) -> Any:
+    """Return the request whose method a pool's callback is; None if it is another function."""
     return getattr(accept_callback, "__self__", None)
 
 
 def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
-    """Have ``pool`` drop a job that it was not given whole; whether no process could be."""
+    """Remove a job from ``pool`` whose arguments the pool failed to write to a process.
+
+    Returns:
+        whether its arguments (``call``) cannot be pickled, so that no process could get them.
+    """
     for job in list(pool._pool._cache.values()):
         if request_of(job._accept_callback) is request:
             job.discard()
@@ -37,6 +47,12 @@ def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
 
 
 def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., object]) -> None:
+    """Apply all repairs to a started pool.
+
+    Arguments:
+        requeue: called with the request of a job that the pool drops before its start.
+        call_later: of the worker's loop: calls a function after some seconds.
+    """
     keep_what_runs(pool, requeue)
     read_on(pool)
     hear_the_dead(pool)
@@ -46,9 +62,11 @@ def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., ob
 
 
 def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
-    """Let ``pool`` remember, when it is flushed for a lost connection, what its children run or are
-    about to: that stays its owner's, so somebody has to wait for its result, but Celery has it
-    forget all that no child has accepted. The rest is given back, the newest first."""
+    """Keep the jobs that children run, or have in their pipes, when Celery flushes ``pool`` at a
+    lost connection. Celery forgets all that no child has accepted: such a job would run, but its
+    result would reach no one, and its claim stay for ever. All other jobs are requeued, the newest
+    first.
+    """
     flush = pool.flush
 
     def flush_the_rest() -> None:
@@ -56,7 +74,7 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
         if processes is None:  # a cold shutdown ends the pool before its consumers
             return
         jobs, unwritten = dict(processes._cache), list(processes.outbound_buffer)
-        # That of a dead child, too: the pool may give what is in it to whoever has its number next.
+        # Of a dead child, too: the pool may give its pipe, with a job in it, to the next child.
         pipes = {id: job._write_to for id, job in jobs.items() if job not in unwritten}
         reading = [jobs[id] for id in pipes if pipes[id] and not jobs[id]._accepted]
         for job in reading:
@@ -69,7 +87,7 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
                 job._accepted = job._time_accepted is not None
             _remember(processes, kept)
             for id, job in reversed(list(jobs.items())):
-                child = pipes.get(id)  # if it has died, so has all that was in its pipe
+                child = pipes.get(id)  # if it has died, what was in its pipe is lost as well
                 lost = id not in processes._cache or (child is not None and child.dead)
                 if lost and job._time_accepted is None and not job.ready():
                     job.discard()
@@ -79,16 +97,17 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
 
 
 def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Celery 5.5 forgets running jobs, too; also of a child whose result is yet to be read."""
+    """Put unfinished jobs back into the pool's books: Celery 5.5 forgets also those that run, and
+    those whose result has not been read yet."""
     for id, job in kept.items():
         if not job.ready() and job._write_to is not None:
             processes._cache.setdefault(id, job)
 
 
 def read_on(pool: Any) -> None:
-    """Let a result that was read in part be read on after the loop was made anew: at a lost
-    connection it forgets Celery's reader, and takes the next piece for a start. The worker ends
-    with an unpickling error, or waits for ever."""
+    """Continue to read a result, of which a part was read when the connection was lost. The loop is
+    made again then, with a new reader, which would take the next piece for the start of a result:
+    the worker would end by an unpickling error, or wait for ever."""
     results = pool._pool._result_handler
     begin = results._recv_message
     reading: dict[int, tuple[Any, Any]] = {}
@@ -96,7 +115,7 @@ def read_on(pool: Any) -> None:
     def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Any:
         child = results.fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
-        if whose is not child or message.gi_frame is None:  # there is none, or it was read
+        if whose is not child or message.gi_frame is None:  # no read is under way
             message = begin(add_reader, fd, callback, load=partial(unpickle_or_end, child))
             reading[fd] = child, message
         return message
@@ -122,9 +141,9 @@ def unpickle_or_end(child: Any, stream: Any) -> Any:
 
 
 def hear_the_dead(pool: Any) -> None:
-    """Let ``pool`` read what a dead child has said before its job is given to another. Where Celery
-    meets the death while it looks at the others it does not: what that child has begun, or even
-    done, would run once more without a strike."""
+    """Read the last messages of a dead child before its job is given to another child. Celery does
+    not where it finds the death while it replaces others: a job that the child has started, or even
+    finished, would run a second time without a strike."""
     processes = pool._pool
     give_away = processes.on_job_process_down
 
@@ -140,9 +159,9 @@ def hear_the_dead(pool: Any) -> None:
 
 
 def forget_closed(pool: Any) -> None:
-    """Let ``pool`` forget the pipes of a lost child that it closes. Celery goes on to take them for
-    a child's: at the next lost connection it reads from whatever has their numbers by then, a
-    connection to the server, say, and the worker hangs or ends."""
+    """Forget the file descriptors of a lost child's pipes when ``pool`` closes them. Celery keeps
+    them: at the next lost connection it reads from what has these numbers by then (a connection to
+    the server, say), and the worker hangs or ends."""
     processes = pool._pool
     destroy = processes.destroy_queues
 
@@ -159,12 +178,15 @@ def forget_closed(pool: Any) -> None:
 
 
 def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
-    """Let ``pool`` listen for the end of each child. Of two that die at once it replaces both at
-    the event of the first; that of the second has a number that a new child may have by then, who
-    is heard no more: at the next lost connection Celery asks for it, and the worker ends.
+    """Keep ``pool`` informed of the end of each child.
 
-    And let it look again at one that has closed its end and is not dead yet: Celery looks once, a
-    moment too early as often as not, and 5 s later."""
+    If two children die at once, Celery replaces both at the event of the first. The event of the
+    second has a file descriptor that a new child may have by then, and Celery stops watching that
+    child: at the next lost connection it fails to find it, and the worker ends.
+
+    And check again a child that has closed its pipe and is not dead yet: Celery checks once, often
+    a moment too early, and the next time 5 s later.
+    """
     processes = pool._pool
     forget = processes._untrack_child_process
 
@@ -175,9 +197,10 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
             call_later(AGAIN, look_again, child, times - 1)
 
     def forget_the_number(child: Any, hub: Any) -> None:
-        if "_sentinel_poll" in vars(child):  # it comes by twice, and Celery 5.5 would miss it then
+        # Celery calls this twice for a child, and Celery 5.5 fails without the attribute.
+        if "_sentinel_poll" in vars(child):
             forget(child, hub)
-            del vars(child)["_sentinel_poll"]  # so that it gets one anew
+            del vars(child)["_sentinel_poll"]  # so that Celery sets a new one
         if child.exitcode is None:
             call_later(AGAIN, look_again, child, LOOKS)
 
@@ -185,7 +208,9 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Let ``pool`` replace its lost processes when a fork harms nobody, without a wait."""
+    """Postpone the replacement of lost processes, without blocking the loop, until no thread of
+    this package is in foreign code, whose locks the new child would inherit locked
+    (``model.forks``)."""
     processes = pool._pool
     repopulate = processes._repopulate_pool
     lost: list[int] = []

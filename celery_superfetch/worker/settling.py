@@ -1,5 +1,9 @@
-"""The pool's callbacks for a job: each reaches the request, and the job leaves its slots whatever
-the callback raises."""
+"""Calls the callbacks of a job's request in the worker when the pool reports the job's start or
+end. If a callback raises, the job is settled all the same, and its slot in the worker becomes free.
+
+The gate wraps each callback that it gives the pool. If the worker dies before the job is settled,
+the job is in the private list and is recovered.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,12 @@ def report(
     start_again: Callable[[], object],
     outcome: Any,
 ) -> None:
-    """Call the callback that an outcome is meant for."""
+    """Call the callback that an outcome is meant for.
+
+    Arguments:
+        start_again: for a job that reached its process too late: back to the gate.
+        outcome: what ``run_and_pack`` or ``run_and_check`` returned.
+    """
     if isinstance(outcome, TooLate):
         start_again()
     elif isinstance(outcome, Escaped):
@@ -39,8 +48,13 @@ def report(
 def call_back(
     request: Any, inline: bool, callback: Callable[..., object], *args: Any, **kwargs: Any
 ) -> None:
-    """Call a callback; if it raises, free the slots of its job. ``inline``: jobs run in the thread
-    of the loop, which takes a server that is away for a lost connection."""
+    """Call a callback of the pool; if it raises, settle its job and free its slot.
+
+    Arguments:
+        inline: jobs run in the loop's own thread (solo pool). There an error of the server is
+        raised,
+            since the loop reconnects for it.
+    """
     try:
         callback(*args, **kwargs)
     except Exception as raised:
@@ -52,13 +66,14 @@ def call_back(
                 "Job %s got no soft time limit: it runs on.", request.title, exc_info=error
             )
         else:
-            _free_slots(request, error)
+            _settle_after_error(request, error)
 
 
-def _free_slots(request: Any, error: BaseException) -> None:
-    """Requeue a job that its callback left unsettled; never raises."""
+def _settle_after_error(request: Any, error: BaseException) -> None:
+    """Free the slot of a job whose callback raised ``error``, and recover the job if the callback
+    left it unsettled. Raises no ``Exception``."""
     try:
-        state.task_ready(request)
+        state.task_ready(request)  # frees the slot in Celery's books
         if request.acknowledged or not request.delivery.is_open:
             logger.error(
                 "Job %s is settled, but a callback of its end failed: a caller or a monitor "
@@ -79,8 +94,8 @@ def _free_slots(request: Any, error: BaseException) -> None:
 
 
 def _recover(request: Any, error: BaseException) -> None:
-    """Requeue a job with a strike, so that this has an end; without one where the server, or a lack
-    of memory, is the cause."""
+    """Recover a job with a strike, so that it is dead-lettered if this happens in each run. Without
+    one if the cause is the server, a lack of memory, or the stop of the worker."""
     delivery, app = request.delivery, request.app
     logger.error(
         "Job %s ended, but could not be settled. Its slot is free, and it runs again, up to "
@@ -90,5 +105,5 @@ def _recover(request: Any, error: BaseException) -> None:
     )
     is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
     excused = is_fault_of_worker or told_to_stop(delivery.owner)
-    way = partial(delivery.owner.recover_or_kill, excused=excused)
-    settle(delivery, way, f"it could not be settled: {message_of(error)}", app, limits_of(app))
+    recover = partial(delivery.owner.recover_or_kill, excused=excused)
+    settle(delivery, recover, f"it could not be settled: {message_of(error)}", app, limits_of(app))
