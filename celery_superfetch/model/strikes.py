@@ -1,4 +1,11 @@
-"""A recovery and the decision on it: pure values, and one pure function."""
+"""Blame: how a lost run counts against its job, and whether the job runs again or is dead-lettered.
+
+Pure values and functions, without I/O. The reaper (for jobs of a dead owner) and ``LostRuns`` (for
+a job whose pool process was lost while its owner lives) call ``blame``, then ``Recovery.of``, then
+a receiver of ``job_recovering`` decides, which is ``decide`` unless the user has another
+(``app.guard``). A script then moves the job and stores the counters at once (``recover.lua``); if
+the process dies before that, nothing was counted.
+"""
 
 from __future__ import annotations
 
@@ -13,35 +20,36 @@ from .job import Counters, Envelope, Job, digest
 
 
 class Decision(Enum):
-    """What becomes of a job whose run was cut short."""
+    """The decision on a job whose run was cut short."""
 
     RECOVER = "recover"  #: It goes back to its queue, or on probation.
     KILL = "kill"  #: It goes to the dead set.
 
 
 class Blame(Enum):
-    """Whether a recovery counts against its job."""
+    """How a recovery counts against its job."""
 
-    NONE = ""  #: It did not run, or its worker hung, or could not begin it.
-    STOP = "stop"  #: It ran, and its worker was stopping. This is no strike.
-    SUSPECT = "suspect"  #: It ran when its owner died, and so did others.
-    EXACT = "exact"  #: It ran with nothing beside it, or its own pool process was lost.
+    NONE = ""  #: The job did not run; or its worker hung, or could not start it.
+    STOP = "stop"  #: It ran, and its worker was stopping. A stop is no strike.
+    SUSPECT = "suspect"  #: It ran when its owner died, and other jobs ran as well.
+    EXACT = "exact"  #: It alone ran when its owner died, or its own pool process was lost.
 
     @property
     def is_strike(self) -> bool:
         return self in (Blame.SUSPECT, Blame.EXACT)
 
 
-#: Stops from which on a job is named in the log, by `status` and by `doctor`: ten deploys within
-#: the life of one job are rare.
+#: Number of stops from which on the log, `status` and `doctor` name a job: ten deploys within the
+#: life of one job are rare.
 STOPS_NAMED = 10
 
-#: Stops after which a job returns to the front of its queue; after more it goes to the back, so
-#: that a job that stops its workers starves no other.
+#: Number of stops up to which a job returns to the front of its queue; with more it goes to the
+#: back, so that a job that stops its workers starves no other.
 STOPS_TO_FRONT = 2
 
-#: Deaths of its owner alongside other jobs that end a job, if its strike limit is not higher. A
-#: suspect that quiesces have not helped never runs alone, so no strike of its would be its last.
+#: Number of deaths of its owner, while it ran alongside other jobs, at which a job is dead-lettered
+#: (or its strike limit, if that is higher). A suspect for which each quiesce was in vain never runs
+#: alone, so that no death of its owner could be its last strike.
 DEATHS_ALONGSIDE = 20
 
 
@@ -50,53 +58,56 @@ def _no_limit(_: str | None) -> None:
 
 
 class Limits(NamedTuple):
+    """The limits at which jobs of an app are dead-lettered, or go on probation."""
+
     strikes: Callable[[str | None], int | None]  # task -> its strike limit; None: never killed
     recoveries: int  # recoveries other than stops after which a job goes on probation
     stops: Callable[[str | None], int | None] = _no_limit  # task -> its stop limit; None: never
 
     @classmethod
     def of(cls, config: Config) -> Limits:
-        """The same for every task."""
+        """Return the limits of a configuration, the same for every task."""
         return cls(
             lambda _: config.strike_limit, config.recovery_limit, lambda _: config.stop_limit
         )
 
 
 class Running(NamedTuple):
-    """What a process was running, as it had recorded by its end."""
+    """The jobs that an owner's start records say ran when it died, and how it ended."""
 
     claim_ids: Collection[str] = ()
-    excused: bool = False  # its event loop hung, or it could not begin the job
-    #: How many ran when it was taken for dead, where that was noted; some may be settled since.
+    excused: bool = False  # its event loop hung, or it could not start the job
+    #: Number of jobs that ran when the owner was declared dead (0: not known); some may be settled
+    #: since.
     at_death: int = 0
-    stopping: bool = False  # the process had been told to stop
-    own: bool = False  # the owner lives: what was lost ran this job alone
+    stopping: bool = False  # the worker was stopping
+    own: bool = False  # the owner lives: a pool process was lost that ran this job alone
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One job that is about to be recovered; the counters include this time."""
+    """A job that is about to be recovered or dead-lettered. Its counters include this recovery."""
 
     job: Job  #: its owner, queue list and payload
     reason: str  #: why its owner lost it
     app_name: str  #: name of the owner's Celery app; empty outside Celery
-    blame: Blame  #: whether this recovery is a strike
-    strikes: int  #: so far, with this one
-    recoveries: int  #: so far, with this one
+    blame: Blame  #: how this recovery counts
+    strikes: int  #: number of strikes, with this recovery's
+    recoveries: int  #: number of recoveries, with this one
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
-    history: tuple[Mapping[str, Any], ...] = ()  #: earlier ones, as in `DeadJob`
-    limit: int | None = None  #: strikes at which it is killed; None if never
-    #: It goes on probation if it is recovered: 1, and 1 more for each death in company since then;
-    #: 0: it does not.
+    history: tuple[Mapping[str, Any], ...] = ()  #: earlier recoveries, as in `DeadJob`
+    limit: int | None = None  #: strikes at which it is dead-lettered; None: never
+    #: Number of its next solo run if it is recovered: 1, and 1 more for each death of its owner
+    #: alongside other jobs since then; 0: it does not go on probation.
     probation: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
-    parsed: bool = True  #: False if it is no message, or none that can be received
-    counted: bool = False  #: it has been recovered already, and was spared
+    parsed: bool = True  #: False if the payload is no message, or none that can be received
+    counted: bool = False  #: it was counted and recovered before (see ``latest``)
     stops: int = 0  #: runs that were cut short because their worker was stopping, with this one
-    stop_limit: int | None = None  #: stops at which it is killed; None if never
+    stop_limit: int | None = None  #: stops at which it is dead-lettered; None: never
     deaths_alongside: int = 0  #: deaths of its owner while it ran alongside others, with this one
-    own: bool = False  #: its own process was lost, and its owner lives
+    own: bool = False  #: its own pool process was lost, and its owner lives
 
     @classmethod
     def of(
@@ -110,12 +121,17 @@ class Recovery:
         own: bool = False,
         **details: str,
     ) -> Recovery:
-        """That of ``job`` after ``counters``; ``own``: its own process was lost, and its owner
-        lives; ``details``: its reason, app_name and node."""
+        """Return the recovery of a job that had these ``counters`` before it.
+
+        Arguments:
+            own: its own pool process was lost, and its owner lives.
+            details: reason, app_name and node.
+        """
         limit, carried = limits.strikes(envelope.task), envelope.carried
         strikes = _strikes(counters.total(carried.strikes), blame, limit)
         recoveries, stops = counters.recoveries + 1, counters.stops + (blame is Blame.STOP)
-        # A job that lost only its own processes runs like any other: its next loss is exact, too.
+        # A job that lost only its own pool processes needs no probation: its next loss is exact,
+        # too.
         unsure = counters.deaths or not own
         suspected = limit is not None and (
             counters.probation
@@ -141,13 +157,15 @@ class Recovery:
         )
 
     def latest(self) -> Recovery:
-        """The recovery that was counted last, as far as it is known; there must be one."""
+        """Return the recovery that was counted last, as the job's history has it, where the reply
+        of the script that counted it was lost. The history must not be empty."""
         last = self.history[-1]
-        blamed = Blame.STOP if last.get("stop") else Blame.NONE
+        strikes = (kind for kind in Blame if kind.is_strike and kind.value == last.get("strike"))
+        blamed = Blame.STOP if last.get("stop") else next(strikes, Blame.NONE)
         return replace(
             self,
             reason=str(last.get("reason")),
-            blame=Blame.EXACT if last.get("strike") == Blame.EXACT.value else blamed,
+            blame=blamed,
             recoveries=self.recoveries - 1,
             counted=True,
         )
@@ -158,29 +176,30 @@ class Recovery:
 
     @property
     def event(self) -> dict[str, Any]:
-        """Its line of the history; nobody has noted a time yet."""
+        """This recovery's entry in the job's history, without its time, which the script adds."""
         strike = self.blame.value if self.blame.is_strike else ""
         event: dict[str, Any] = {"owner": self.job.owner, "reason": self.reason, "strike": strike}
         return {**event, "stop": True} if self.blame is Blame.STOP else event
 
     @property
     def record(self) -> str:
-        """Its line in the list of jobs that stops cut short again and again."""
+        """The job's entry in the list of jobs that stops cut short again and again."""
         return stop_record(self.job, self.task, self.task_id)
 
     @property
     def stopped_too_often(self) -> bool:
+        """Whether this many stops dead-letter the job."""
         return self.stop_limit is not None and self.stops >= self.stop_limit
 
     @property
     def met_too_many_deaths(self) -> bool:
-        """Whether too many owners died while it ran alongside other jobs."""
+        """Whether this many deaths alongside other jobs dead-letter the job."""
         most = self.limit and max(self.limit, DEATHS_ALONGSIDE)
         return most is not None and self.deaths_alongside >= most
 
     @property
     def why_dead(self) -> str:
-        """Why it is killed, if it is."""
+        """The reason to store with the job if it is dead-lettered."""
         if self.blame is Blame.STOP and self.stopped_too_often:
             return (
                 f"{self.stops} of its runs were cut short because their worker was stopping "
@@ -195,7 +214,7 @@ class Recovery:
 
     @property
     def outlook(self) -> str:
-        """What its strikes, or stops, have come to, and what the next one does."""
+        """The job's strikes (or stops) and the next consequence, as one sentence for the log."""
         if self.blame is Blame.STOP:
             return stops_outlook(self.stops, self.stop_limit)
         if self.limit is None:
@@ -213,7 +232,7 @@ class Recovery:
 
 
 def toll(strikes: int, recoveries: int, stops: int = 0) -> str:
-    """``1 strike and 2 recoveries``, and ``3 stops`` if there were any."""
+    """Return ``1 strike and 2 recoveries``, or ``1 strike, 2 recoveries and 3 stops``."""
     back = "recovery" if recoveries == 1 else "recoveries"
     struck = f"{strikes} strike{'' if strikes == 1 else 's'}"
     if not stops:
@@ -222,20 +241,21 @@ def toll(strikes: int, recoveries: int, stops: int = 0) -> str:
 
 
 def stops_outlook(stops: int, limit: int | None) -> str:
-    """What so many stops of a job have come to, and what the next one does."""
+    """Return a job's stops and the next consequence, as one sentence for the log."""
     ahead = "its task has no stop_limit" if limit is None else f"it is killed at stop {limit}"
     runs = "1 run was" if stops == 1 else f"{stops} runs were"
     return f"{runs} cut short because the worker was stopping; {ahead}"
 
 
 def stop_record(job: Job, task: str | None, task_id: str | None) -> str:
-    """The line of a job in the list of those that stops cut short again and again."""
+    """Return the entry of a job in the list of jobs that stops cut short again and again."""
     names = {"task": (task or "")[:200], "id": (task_id or "")[:200]}
     return json.dumps({"digest": digest(job.payload), "queue_list": job.queue_list, **names})
 
 
 def _strikes(before: int, blame: Blame, limit: int | None) -> int:
-    """Strikes after a recovery. A suspect one is never the last: it may be a neighbour's fault."""
+    """Return the number of strikes after a recovery. A suspect strike is never the last one:
+    another job that ran may have killed the owner."""
     if not blame.is_strike:
         return before
     if blame is Blame.SUSPECT and limit is not None:
@@ -244,13 +264,13 @@ def _strikes(before: int, blame: Blame, limit: int | None) -> int:
 
 
 def blame(claim_id: str, running: Running, counters: Counters, limits: Limits) -> Blame:
-    """How the death of an owner counts against a job it had in flight."""
+    """Return how the death of an owner counts against a job that the owner had in flight."""
     if claim_id not in running.claim_ids:
         return Blame.NONE
     if running.stopping:  # by a deploy, or by the job itself: the signal does not say
         return Blame.STOP
-    # A result backend that hangs is not its fault. But such a loop must end, too: past the limit
-    # of recoveries, what is on probation has to answer for that as for any other.
+    # That a worker hung may be the fault of its result backend. But a job in whose every run the
+    # worker hangs must come to an end: past the limit of recoveries, one on probation is blamed.
     lost = counters.recoveries - counters.stops
     looping = counters.probation and lost >= limits.recoveries
     if running.excused and not looping:
@@ -259,10 +279,10 @@ def blame(claim_id: str, running: Running, counters: Counters, limits: Limits) -
 
 
 def decide(recovery: Recovery) -> Decision:
-    """KILL for a strike that is certainly the job's own and the last it has, for its last stop,
-    and for one death too many alongside other jobs; else RECOVER."""
-    last = recovery.limit is not None and recovery.strikes >= recovery.limit
-    own = last and recovery.blame is Blame.EXACT
-    too_many = recovery.blame is Blame.SUSPECT and recovery.met_too_many_deaths
-    over = own or recovery.stopped_too_often or too_many
-    return Decision.KILL if over else Decision.RECOVER
+    """Return KILL for an exact strike that reaches the strike limit, for stops that reach the stop
+    limit, and for a suspect strike after too many deaths alongside other jobs; else RECOVER."""
+    is_at_limit = recovery.limit is not None and recovery.strikes >= recovery.limit
+    last_strike = is_at_limit and recovery.blame is Blame.EXACT
+    too_many_deaths = recovery.blame is Blame.SUSPECT and recovery.met_too_many_deaths
+    kills = last_strike or recovery.stopped_too_often or too_many_deaths
+    return Decision.KILL if kills else Decision.RECOVER

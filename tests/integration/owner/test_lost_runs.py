@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import count
 
@@ -9,8 +10,16 @@ import pytest
 
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Job
-from celery_superfetch.model.strikes import Blame, Counters, Decision, Limits, Recovery
+from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.strikes import (
+    DEATHS_ALONGSIDE,
+    Blame,
+    Counters,
+    Decision,
+    Limits,
+    Recovery,
+    decide,
+)
 from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, lost_job, payload
 
@@ -164,6 +173,29 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
     assert (dead.strikes, dead.recoveries) == (3, 3)
     assert [job.record() for job in bench.dead_set.find()] == [dead.record()]
     assert bench.private(owner) == bench.queue() == []
+
+
+@pytest.mark.parametrize("deaths", [DEATHS_ALONGSIDE - 1, DEATHS_ALONGSIDE])
+def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(
+    bench, owner, cut_short, deaths
+):
+    """The reaper of another app, which does not have its task, has recovered it."""
+    sender, history = (
+        nobodys_app(),
+        [{"owner": "o", "reason": "gone", "strike": "suspect", "at": 1}],
+    )
+    counters = {"strikes": 2, "recoveries": deaths, "alongside": deaths}
+    fields = {**counters, "deaths": deaths, "history": json.dumps(history)}
+    bench.client.hset(bench.keys.recoveries(digest(payload(1))), mapping=fields)
+    bench.client.set(bench.keys.recovered, 1)
+    job_recovering.connect(lambda recovery, **_: decide(recovery), sender=sender, weak=False)
+    [claimed] = bench.take(owner, payload(1))
+    dead = cut_short.kill_if_over_limit(claimed.job, sender, Limits.of(bench.config))
+    assert (dead is not None) == (deaths == DEATHS_ALONGSIDE)
+    assert (
+        dead is None
+        or dead.reason == f"{deaths} workers died while it ran alongside other jobs (last: gone)"
+    )
 
 
 def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(

@@ -131,6 +131,25 @@ def test_twenty_deaths_alongside_others_end_a_job_unless_its_limit_is_higher():
     assert decide(crashes(200, Blame.SUSPECT, limits(None))) is Decision.RECOVER
 
 
+@pytest.mark.parametrize(
+    ("entry", "deaths", "decision"),
+    [
+        ({"strike": "suspect"}, 20, Decision.KILL),
+        ({"strike": "suspect"}, 19, Decision.RECOVER),
+        ({"strike": "", "stop": True}, 20, Decision.RECOVER),
+        ({"strike": ["?"]}, 20, Decision.RECOVER),
+    ],
+    ids=["the last death", "not the last", "a stop since then", "unreadable"],
+)
+def test_a_job_that_was_recovered_at_its_limit_of_deaths_is_decided_on_as_then(
+    entry, deaths, decision
+):
+    """An app that does not know the task recovers it; its own app decides when it claims it."""
+    counters = Counters(2, deaths, ({**entry, "reason": "gone"},), alongside=deaths)
+    latest = recovery(counters=counters, blame=Blame.NONE).latest()
+    assert (decide(latest), latest.deaths_alongside) == (decision, deaths)
+
+
 def test_a_job_that_lost_only_its_own_processes_needs_no_probation():
     """Its next loss is exact, too. Where its owner died, it may have been another job's fault."""
     own = recovery(counters=Counters(1, 1), own=True)
