@@ -1,4 +1,5 @@
-"""Runs a task of this package without the signals by which users hear of their own tasks."""
+"""Runs this package's reap task without Celery's signals of a task, which are for users' tasks. A
+run that dies with its process is not repeated: beat sends the next one in some seconds."""
 
 from __future__ import annotations
 
@@ -15,20 +16,21 @@ logger = get_logger(__name__)
 class QuietTask(Task):
     """A task whose runs send no ``task_prerun``, ``task_postrun``, ``task_success`` and
     ``task_failure``: receivers of these open database connections, count and trace. It has no
-    result, no retry and no callbacks; ``apply()``, called by hand, is Celery's."""
+    result, no retry and no callbacks. ``apply()``, called by hand, runs it by Celery's tracer."""
 
     @property
     def __trace__(self) -> Any:
-        """What Celery calls in a pool to run the task."""
+        """The function that Celery calls in a pool to run the task."""
         return self._run_quietly
 
     @__trace__.setter
     def __trace__(self, tracer: Any) -> None:
-        """Celery's own tracer, of which each process makes one: it would send the signals."""
+        """Ignore Celery's own tracer, which each process sets: it would send the signals."""
 
     def _run_quietly(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
-        """Run the task. An error is logged: the next run, in some seconds, is another try."""
-        from celery.app.trace import trace_ok_t  # a producer that knows the task need not load it
+        """Run the task and return the outcome of a success, as Celery's tracer does. An error is
+        logged: the next run is another try."""
+        from celery.app.trace import trace_ok_t  # not at the top: a producer does without it
 
         started, text = monotonic(), ""
         context = Context(request or {}, args=args, called_directly=False, kwargs=kwargs)

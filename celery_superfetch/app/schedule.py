@@ -1,4 +1,9 @@
-"""The reap task's entry in a user's ``beat_schedule``, which is a plain dictionary."""
+"""Adds the reap task's entry to an app's ``beat_schedule``, without changing the user's dictionary.
+
+``installation.configure`` calls ``scheduled``. Beat then reads the app's settings, in
+which a copy stands for the user's dictionary and follows its changes. Nothing here is stored on a
+server; ``stored_rows`` finds what django-celery-beat has stored of the entry.
+"""
 
 from __future__ import annotations
 
@@ -17,52 +22,57 @@ LINK = "_superfetch_schedule"  # the attribute of an app, and of its settings, t
 
 
 class Schedule:
-    """The dictionary that an app's ``beat_schedule`` is, and the user's own one from which it was
-    made: another app may share that, and would send a task that it does not have."""
+    """A copy of a user's ``beat_schedule`` with the reap task's entry. If the entry were added to
+    the user's dictionary, another app that shares it would send a task that it does not have.
 
-    def __init__(self, own: Any, before: Schedule | None) -> None:
-        self._own: Mapping[str, Any] = own if isinstance(own, Mapping) else {}
-        #: The schedule that the user has replaced by this one, or made a part of it.
+    Arguments:
+        users: the user's dictionary, or what else ``beat_schedule`` was set to.
+        before: the schedule that the user has replaced, maybe by a dictionary that contains it.
+    """
+
+    def __init__(self, users: Any, before: Schedule | None) -> None:
+        self._users: Mapping[str, Any] = users if isinstance(users, Mapping) else {}
         self._before = before
-        self._copied: dict[str, Any] = {}
-        self._entry: dict[str, Any] | None = None  # ours, once it was added
-        self.merged: dict[str, Any] = {}
+        self._copied: dict[str, Any] = {}  # the user's dictionary at the last ``catch_up``
+        self._entry: dict[str, Any] | None = None  # the reap task's, as ``add`` made it last
+        self.merged: dict[str, Any] = {}  # what the app's ``beat_schedule`` is set to
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Copy what has changed in the user's own dictionary: modules that are loaded later add
-        their entries there, and beat would never send them."""
+        """Copy what has changed in the user's dictionary since the last call: modules that are
+        loaded later add their entries there, and beat would never send them."""
         if self._before is not None:
             self._before.catch_up()
-        own, copied = dict(self._own), self._copied
-        for name, entry in own.items():
+        users, copied = dict(self._users), self._copied
+        for name, entry in users.items():
             if name not in copied or copied[name] is not entry:
                 self.merged[name] = entry
-        for name in copied.keys() - own.keys():
+        for name in copied.keys() - users.keys():
             if self.merged.get(name) is copied[name]:
                 del self.merged[name]
-        self._copied = own
+        self._copied = users
 
     @property
     def is_refused(self) -> bool:
-        """Whether the user has removed our entry."""
+        """Whether the user has removed the reap task's entry after it was added."""
         return self._entry is not None and REAP_ENTRY not in self.merged
 
     def add(self, interval: float) -> None:
-        """Add our entry, or renew its interval; not where the user has one of that name, or has
-        removed it."""
+        """Add the reap task's entry, or renew its interval (s); not where the user has an entry of
+        that name, or has removed it."""
         entry = {"task": REAP_TASK, "schedule": interval}
         before = self._before
-        ours = self._entry or (before._entry if before is not None else None)
+        latest = self._entry or (before._entry if before is not None else None)
         present = self.merged.get(REAP_ENTRY)
         refused = self.is_refused or (before is not None and before.is_refused)
-        if (present is None and not refused) or (present is not None and present is ours):
+        if (present is None and not refused) or (present is not None and present is latest):
             self.merged[REAP_ENTRY] = entry
         self._entry = entry
 
 
 class CaughtUp(Settings):
-    """An app's settings, whose ``beat_schedule`` has what the user's own dictionary has by now."""
+    """An app's settings, which copy the changes of the user's dictionary when ``beat_schedule`` is
+    read."""
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
@@ -73,22 +83,24 @@ class CaughtUp(Settings):
 
 
 def scheduled(app: Celery, interval: float) -> dict[str, Any]:
-    """The schedule of an app, as a plain dictionary with our entry; called again, the same one
-    unless the user has replaced it."""
+    """Return the schedule of an app as a plain dictionary with the reap task's entry, which is sent
+    each ``interval`` s. Later calls return the same dictionary, unless the user has replaced it."""
     conf, found = app.conf, app.conf.beat_schedule
     schedule: Schedule | None = vars(app).get(LINK)
     if schedule is None or found is not schedule.merged:
         schedule = Schedule(found, before=schedule)
     schedule.add(interval)
     vars(app)[LINK] = vars(conf)[LINK] = schedule
-    if type(conf) is Settings:  # else another's: it has what was there when it was configured
-        object.__setattr__(conf, "__class__", CaughtUp)  # a plain one would be a setting
+    if type(conf) is Settings:  # settings of a class of the user's do not follow later changes
+        # A plain assignment would make a setting of that name.
+        object.__setattr__(conf, "__class__", CaughtUp)
     return schedule.merged
 
 
 def stored_rows() -> Any:
-    """The rows by which django-celery-beat sends the reap task: a QuerySet, or None where this
-    process has no such table. They outlive this package, and stock workers do not know the task.
+    """Return the rows by which django-celery-beat sends the reap task: a QuerySet, or None where
+    this process has no such table. They stay when the package is uninstalled, and stock workers do
+    not know the task: `superfetch drain` deletes them.
 
     Raises:
         Exception: Django, or its database, cannot be asked.
@@ -99,7 +111,7 @@ def stored_rows() -> Any:
         django, apps = import_module("django"), import_module("django.apps").apps
     except ImportError:
         return None
-    if not apps.ready:  # a command loads no task modules, and so Celery did not set it up
+    if not apps.ready:  # a command loads no task modules, so Celery's Django fixup has not run
         django.setup()
     if not apps.is_installed("django_celery_beat"):
         return None

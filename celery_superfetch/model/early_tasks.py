@@ -1,8 +1,9 @@
 """Finds tasks whose jobs are lost with their process although the settings promise otherwise.
 
-A task copies the settings when it is first used. One that is used before they are read (a library,
-an import order) keeps Celery's defaults: it acks a job before it runs, and drops it with its pool
-process. The settings do not show that.
+A task copies the settings when it is first used. A task that is used before they are read (by a
+library, or an import order) keeps Celery's defaults: its jobs are acked before they run, and are
+lost with their pool process. The settings do not show that. The worker logs such tasks when it has
+started; `install()` and `superfetch doctor` ask the same of single tasks.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from typing import Any, NamedTuple
 
 from .config import NOT_THE_USERS
 
-#: Names of tasks that one message has.
+#: Most names of tasks in one message.
 NAMES_IN_LOG = 20
 
-#: The mark on the class of a task that has copied the settings.
+#: The attribute that ``Task.bind`` sets on the class of a task before it copies the settings.
 BOUND = "__bound__"
 
 FIRST = "call install(app) before a task is used"
 
 
 class EarlyTasks(NamedTuple):
-    """Names of tasks, by what a killed process loses of them, and why."""
+    """Names of tasks whose jobs a killed process may lose, by the reason."""
 
     outdated: list[str]  # ack early, since they have not copied the settings as they are
     chosen: list[str]  # ack early by the choice of their author
     dropped: list[str]  # ack late, but have not copied task_reject_on_worker_lost
 
     def messages(self) -> Iterator[tuple[bool, str]]:
-        """Yield whether each message is a warning, and its text."""
+        """Yield (whether it is a warning, text) for each reason that some task has."""
         if self.outdated:
             yield (
                 True,
@@ -55,7 +56,8 @@ class EarlyTasks(NamedTuple):
 
 
 def early_tasks(app: Any) -> EarlyTasks:
-    """Examine every task that is registered with ``app``, except those of Celery and of ours."""
+    """Examine every task that is registered with ``app``, except Celery's and this package's own.
+    Raises what a property of a task raises."""
     early = EarlyTasks([], [], [])
     conf = app.conf
     for name, task in sorted(app.tasks.items()):
@@ -76,10 +78,10 @@ def early_tasks(app: Any) -> EarlyTasks:
 
 
 def has_copied_early_ack(task: Any) -> bool:
-    """Return whether a task that acks early has copied that from the settings; else its author said
-    so, in the decorator, the class or one of its bases."""
+    """Return whether a task that acks early has copied that from the settings. If not, its author
+    chose it: in the decorator, the class or one of its bases."""
     # Attributes of a class are in the order in which they were set. ``bind`` marks the class, and
-    # then sets there what nobody has said.
+    # then sets what neither the class nor a base has.
     names = [*vars(type(task))]
     if task.acks_late or "acks_late" in vars(task) or not {"acks_late", BOUND} <= {*names}:
         return False

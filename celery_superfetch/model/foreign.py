@@ -21,8 +21,8 @@ def describe(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
 
 
 def message_of(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
-    """Return ``str(value)`` as such a line; ``repr(value)`` where that is empty, as it is of an
-    exception without arguments."""
+    """Return ``str(value)`` as one printable line of at most ``max_chars``; ``repr(value)`` where
+    that is empty, as for an exception without arguments."""
     return one_line(_text(str, value), max_chars) or describe(value, max_chars)
 
 
@@ -41,14 +41,16 @@ def loggable(error: BaseException) -> BaseException | None:
 
 
 def one_line(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
-    """Return ``text`` as such a line, with each run of white space as one space."""
-    head = text[: 4 * max_chars]  # a text of megabytes is not worth a look at all of it
+    """Return ``text`` as one printable line of at most ``max_chars``, with each run of white space
+    as one space."""
+    head = text[: 4 * max_chars]  # splitting a text of megabytes would take long
     rest = "..." if len(text) > len(head) else ""
     return escaped(" ".join(head.split()) + rest, max_chars)
 
 
 def escaped(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
-    """Return ``text`` cut to ``max_chars``, with escapes for all that a terminal or a log obeys."""
+    """Return ``text`` cut to ``max_chars``, with escapes for characters that a terminal or a log
+    would interpret."""
     head = text[: max_chars + 1]
     if not head.isprintable():
         head = "".join(map(_escape, head))  # a NUL becomes four characters, a lone surrogate six
@@ -60,7 +62,8 @@ def _escape(character: str) -> str:
 
 
 def _text(how: Callable[[object], str], value: object) -> str:
+    """Return ``how(value)`` as a plain ``str``, or a text that says that it raised."""
     try:
         return _plain_text(how(value))
-    except BaseException as error:  # a SystemExit, too, is no order to the caller
+    except BaseException as error:  # also a SystemExit: printing a value must not end the process
         return f"<{class_name(value)}, whose {how.__name__} raises {class_name(error)}>"

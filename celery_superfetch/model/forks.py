@@ -1,6 +1,13 @@
-"""Keeps forks and this package's threads apart: if a thread holds a lock of a library at the fork,
-the lock stays locked in the child for ever. No lock is held over a fork, neither this package's nor
-another's: the fork hooks of others run meanwhile, and may join a thread that needs it."""
+"""Keeps forks and this package's threads apart.
+
+If a thread holds a lock of a library (its log, a result backend) at the moment of a fork, the lock
+stays locked in the child for ever, and the child hangs. So threads run foreign code inside
+``kept_off``; a fork waits until no thread is inside, and threads of this package wait outside while
+a fork is under way. All waits are bounded: foreign code may hang.
+
+No lock is held over a fork, neither this package's nor another's: fork hooks of other libraries run
+meanwhile, and may join a thread that needs it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +23,13 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 15.0  # seconds that a fork waits for one thread at most: foreign code may hang
+LIMIT = 15.0  # s that a fork waits for one thread at most
 
-#: Seconds that a thread of this package waits for a fork at most: a hook of others may wait for it.
+#: Seconds that a thread of this package waits for a fork at most: a hook of another library may
+#: wait for the thread.
 FORK_LIMIT = 5.0
 
-#: Seconds for which the pool may say that it is about to fork, unless it says so again.
+#: Seconds for which threads stay outside after ``may_fork``, unless it is called again.
 INTENT = 1.0
 
 PACKAGE = __name__.partition(".")[0]
@@ -31,32 +39,37 @@ PACKAGE = __name__.partition(".")[0]
 class _Fork:
     """A fork that is under way, or about to be."""
 
-    thread: int
-    until: float  # until when threads of this package stay outside (monotonic s)
+    thread: int  # that forks
+    until: float  # monotonic s; until then threads of this package stay outside
 
 
-# Held for moments, and never over a fork. Reentrant, since a signal's handler may interrupt its
-# thread where that holds it.
+# Held for moments, and never over a fork. Reentrant, since a signal handler may interrupt a thread
+# that holds it.
 _changed = threading.Condition(threading.RLock())
 _inside: dict[int, float] = {}  # thread -> since when it is inside (monotonic s)
 _forks: list[_Fork] = []
-_intent = _Fork(0, 0.0)  # of the pool
+_intent = _Fork(0, 0.0)  # the fork that the pool plans (``may_fork``)
 _own = threading.local()
 
 
 def mark_thread() -> None:
-    """Declare the calling thread one of this package's: it stays outside while another one forks,
-    and so does what it logs. What a thread writes to has locks that Python does not make anew in a
-    child."""
+    """Declare the calling thread one of this package's: it stays outside while another thread
+    forks.
+
+    Its log lines stay outside as well: the stream that a handler writes to has locks that Python
+    does not make new in a child.
+    """
     _own.marked = True
-    # Also those of modules that were imported since another thread began.
+    # At each call, since modules may have been imported, with loggers of their own, since the last.
     for name, made in list(logging.Logger.manager.loggerDict.items()):
-        ours = name == PACKAGE or name.startswith(f"{PACKAGE}.")
-        if ours and isinstance(made, logging.Logger) and "handle" not in vars(made):
+        is_of_package = name == PACKAGE or name.startswith(f"{PACKAGE}.")
+        if is_of_package and isinstance(made, logging.Logger) and "handle" not in vars(made):
             vars(made)["handle"] = _outside_of_forks(made.handle)
 
 
 def _outside_of_forks(handle: Callable[[logging.LogRecord], Any]) -> Callable[..., Any]:
+    """Wrap a logger's ``handle``: marked threads write inside ``kept_off``, others as before."""
+
     @wraps(handle)
     def handle_outside(record: logging.LogRecord) -> Any:
         if not _is_marked():
@@ -73,8 +86,9 @@ def _is_marked() -> bool:
 
 @contextmanager
 def kept_off() -> Iterator[None]:
-    """Have forks wait until the block ends. A thread of this package waits for a fork that is under
-    way; another one does not: a fork hook may have joined it. May be nested."""
+    """Make forks wait until the block ends. A marked thread first waits for a fork that is under
+    way; another thread does not, since the fork hook of a library may have joined it: both would
+    wait. May be nested."""
     me = threading.get_ident()
     if me in _inside:
         yield
@@ -92,34 +106,37 @@ def kept_off() -> Iterator[None]:
 
 
 def _others_fork_until(me: int) -> float:
+    """Return until when (monotonic s) a thread stays outside for the forks of other threads."""
     return max((fork.until for fork in (*_forks, _intent) if fork.thread != me), default=0.0)
 
 
 def _wait_for(me: int) -> float:
-    """Return for how many seconds a fork has to wait for threads inside, if they stay so long; one
-    that stays for too long is not waited for any more."""
+    """Return how many seconds a fork by thread ``me`` waits at most for threads that are inside.
+    Drop, with an error in the log, a thread that has been inside for ``LIMIT``."""
     now = monotonic()
     for thread, since in list(_inside.items()):
         if thread != me and now - since >= LIMIT:
             del _inside[thread]
-            _complain_of(thread)
+            _log_stuck(thread)
     return max((since + LIMIT - now for who, since in _inside.items() if who != me), default=0)
 
 
-def _complain_of(thread: int) -> None:
+def _log_stuck(thread: int) -> None:
     names = {known.ident: known.name for known in threading.enumerate()}
     logger.error(
         "Thread %s has been in foreign code for %g s (a result backend, a receiver of a signal). "
         "Forks do not wait for it any more: a child that needs a lock which it holds may hang. "
-        "Look what it hangs in (py-spy dump), and give that a timeout.",
+        "See where it hangs (py-spy dump), and set a timeout there.",
         names.get(thread, thread),
         LIMIT,
     )
 
 
 def may_fork() -> bool:
-    """Keep this package's threads outside for a while, and say whether the calling thread may fork
-    without waiting."""
+    """Announce a fork by the calling thread, for which this package's threads stay outside for
+    ``INTENT``, and return whether no thread is inside, so that the fork would not wait. The prefork
+    repairs call this in the worker's loop; if it returns False, they call it again a moment later.
+    """
     global _intent
     me = threading.get_ident()
     with _changed:
@@ -128,7 +145,7 @@ def may_fork() -> bool:
 
 
 def forked() -> None:
-    """End what ``may_fork`` began."""
+    """Withdraw the announcement of ``may_fork``: the fork is done, or failed."""
     global _intent
     with _changed:
         _intent = _Fork(0, 0.0)
@@ -136,12 +153,13 @@ def forked() -> None:
 
 
 def _before() -> None:
-    """Wait until no other thread is inside, and keep this package's outside until there is a child.
-    Nothing is locked afterwards: hooks that were registered earlier run next."""
+    """Wait until no other thread is inside, and keep this package's threads outside until the child
+    exists. Runs in each fork of the process. No lock is held when it returns: hooks that were
+    registered earlier run next."""
     me = threading.get_ident()
     fork = _Fork(me, 0.0)
     with _changed:
-        _forks.append(fork)  # a hook may fork, too: the latest one ends first
+        _forks.append(fork)  # a hook may fork as well: the last fork that began ends first
         while True:
             fork.until = monotonic() + FORK_LIMIT
             if (left := _wait_for(me)) <= 0:
@@ -162,7 +180,7 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     global _changed, _intent, _own
     _changed, _intent = threading.Condition(threading.RLock()), _Fork(0, 0.0)
-    _own = threading.local()  # this package's threads are the parent's
+    _own = threading.local()  # the threads that were marked exist in the parent alone
     _inside.clear()
     _forks.clear()
 
