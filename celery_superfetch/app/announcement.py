@@ -32,6 +32,7 @@ from .backend_turn import backend_turn
 from .chords import fail_part, parts_ahead
 from .dead_set import DeadSet
 from .ignored_results import stores_failure
+from .result_age import is_of_job
 from .result_backends import own_backend
 
 logger = get_logger(__name__)
@@ -106,7 +107,7 @@ class Announcement:
         self.stores = self._stores()
         # Whoever died while it asked has left its turn behind.
         with nullcontext() if self.careful else backend_turn(self.dead.database):
-            state = self._state()
+            state = self._state(job)
         if state == states.SUCCESS:  # it had finished; only its ack never came through
             # But its count may not have come, or it is the part that has to publish the body.
             return fail_part(self.backend, self.request, self.exc)
@@ -135,13 +136,16 @@ class Announcement:
             return not self.request.ignore_result
         return stores_failure(self.task, self.request)
 
-    def _state(self) -> str | None:
-        """SUCCESS, or FAILURE if that is ours; None for what is to be overwritten, or not kept."""
+    def _state(self, job: DeadJob) -> str | None:
+        """SUCCESS, or FAILURE if that is ours; None for what is to be overwritten, or not kept, and
+        for the result of an older job with the same task id."""
         backend = self.backend
         if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None
         meta = backend.get_task_meta(self.request.id, cache=False)
         state: str = meta["status"]
+        if not is_of_job(meta, job.first_claimed):
+            return None
         # By its type: an exception of the user may say anything of its class, or raise.
         ours = state == states.FAILURE and issubclass(type(meta["result"]), PoisonPill)
         return state if ours or state == states.SUCCESS else None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
@@ -31,6 +30,7 @@ from ..model.step import Claim, Fenced, Run, running, seed_of
 from .chords import is_on_redis
 from .ignored_results import ignores_result
 from .refusals import NotSent
+from .result_age import is_of_job
 from .sender import release  # whose ``DECIDE`` names functions of this module
 
 logger = get_logger(__name__)
@@ -40,7 +40,6 @@ OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr"
 FIRST_RUN = Counters().as_header(0)
 #: Modules that read what follows a job in order to publish it: they see ids, user code does not.
 PUBLISH = ("celery.app.trace", "celery.backends", "celery_superfetch.app.chords")
-SKEW_S = 2.0  # seconds by which the clocks of two workers may differ
 
 
 class Completed(BaseException):
@@ -152,7 +151,7 @@ def _prepare(claim: Claim, name: str, id: str, request: Any, *message: Any, **kw
     counters = request.get(DELIVERY)
     task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
     result = (claim.steps or counters) and _result_of(task, id, request)
-    ended = bool(claim.steps) or (bool(result) and _is_of_job(result, claim.since))
+    ended = bool(claim.steps) or (bool(result) and is_of_job(result, claim.since))
     request[DELIVERY] = {**(counters or FIRST_RUN), "ended": ended, "token": claim.token}
     if claim.id:
         seed = seed_of(request.get("properties") or {}, id)
@@ -187,19 +186,6 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
         if meta["status"] in states.READY_STATES:
             return meta
     return None
-
-
-def _is_of_job(result: Any, since: float) -> bool:
-    """Return whether a result is of this message, and not of an older one with the same task id,
-    which senders use again: it was stored after the message's earlier claim (``since``: s since the
-    epoch, 0: not known). A result without a readable time counts as the message's."""
-    done = result.get("date_done")
-    try:
-        at = datetime.fromisoformat(done) if isinstance(done, str) else done
-        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-        return bool(at.timestamp() >= since - SKEW_S)
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        return True
 
 
 def _complete(task: Any, result: Any, request: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
+STORED["first_claimed"] = "first_claimed"
 
 
 def utc(seconds: float | None) -> str | None:
@@ -50,6 +51,8 @@ class DeadJob:
     died_at: int = 0  #: time of death, by the server's clock, in ms
     steps: str = ""  #: what its runs have handed on: a retry hands on the rest
     stops: int = 0  #: runs that were cut short because their worker was stopping
+    #: When it was claimed for the first time (s, by its owner's clock; 0: not known).
+    first_claimed: int = 0
 
     @property
     def parsed(self) -> bool:
@@ -114,7 +117,7 @@ class DeadJob:
 
     @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
-        record, text = {"node": "", "stops": 0, **record}, record["payload"]
+        record, text = {"node": "", "stops": 0, "first_claimed": 0, **record}, record["payload"]
         return cls(
             id=id,
             payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),

@@ -46,6 +46,7 @@ class Counters(NamedTuple):
     probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
     requeues: int = 0
     token: int = 0  # of the latest claim
+    first_claim: int = 0  # number of the first claim; 0: it was not claimed before
     steps: str = ""  # what they have handed on (``model/step.py``)
     stops: int = 0  # runs that were cut short because their worker was stopping
     deaths: int = 0  # strikes by the death of an owner, and not of the job's own process
@@ -53,8 +54,8 @@ class Counters(NamedTuple):
 
     @property
     def claimed_at(self) -> int:
-        """When the job was claimed before (s, by its owner's clock; 0: nobody remembers)."""
-        return self.token // CLAIMS_A_SECOND
+        """When it was claimed first (s, by its owner's clock; 0: not before this claim)."""
+        return self.first_claim // CLAIMS_A_SECOND
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
@@ -86,6 +87,12 @@ class Claimed(NamedTuple):
     def probation(self) -> int:
         """Which time alone it is for a suspect; 0: it is none."""
         return self.counters.probation if self.counters else 0
+
+    @property
+    def first_claimed(self) -> int:
+        """When the job was claimed for the first time (s, by its owner's clock; 0: not known)."""
+        before = self.counters.claimed_at if self.counters else 0
+        return before or claimed_at(self.job.claim_id) or 0
 
     @property
     def token(self) -> int:

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from .config import Config
-from .job import Counters, Envelope, Job, digest
+from .job import Counters, Envelope, Job, claimed_at, digest
 
 
 class Decision(Enum):
@@ -108,6 +108,7 @@ class Recovery:
     stop_limit: int | None = None  #: stops at which it is dead-lettered; None: never
     deaths_alongside: int = 0  #: deaths of its owner while it ran alongside others, with this one
     own: bool = False  #: its own pool process was lost, and its owner lives
+    first_claimed: int = 0  #: when it was claimed for the first time (s, by its owner's clock)
 
     @classmethod
     def of(
@@ -154,6 +155,7 @@ class Recovery:
             stop_limit=limits.stops(envelope.task),
             deaths_alongside=counters.alongside + (blame is Blame.SUSPECT),
             own=own,
+            first_claimed=counters.claimed_at or claimed_at(job.claim_id) or 0,
         )
 
     def latest(self) -> Recovery:

@@ -51,7 +51,8 @@ class StrikeCounters(Structure):
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
         names = [self.keys.recoveries(digest) for digest in digests]
-        fields = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
+        counts = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
+        fields = (*counts, "first_claim")
         rows = self.scripts.run("counters", names, fields)
         return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
 

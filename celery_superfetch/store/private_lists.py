@@ -248,5 +248,6 @@ def earlier_of(mark: Any) -> Counters | None:
     if not isinstance(mark, list):
         return None
     # Only a suspect's has the last one.
-    fields = ("recoveries", "strikes", "requeues", "token", "steps", "stops", "probation")
+    counts = ("recoveries", "strikes", "requeues", "token", "steps", "stops")
+    fields = (*counts, "first_claim", "probation")
     return Counters.read(**dict(zip(fields, mark, strict=False)))

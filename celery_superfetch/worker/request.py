@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
+from ..app.result_age import is_of_job
 from ..model.foreign import describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
@@ -194,10 +195,18 @@ class CountedRequest(Request):
                 self._requeue()
 
     def _success_was_stored(self) -> Any:
-        """Celery 5.7 acks a job that lost its child after that. A part of a chord may not have been
-        counted by then, or have the body to publish: it runs again."""
-        counts_again = self.chord and is_on_redis(self.task.backend)
-        return not counts_again and super()._success_was_stored()
+        """Return the stored success for which Celery 5.7 acks a job that lost its pool process.
+
+        A part of a chord may not have been counted by then, or have the body to publish: it runs
+        again. And Celery asks by the task id, which senders use again: the success of an older job
+        would end this one without a run.
+        """
+        if self.chord and is_on_redis(self.task.backend):
+            return False
+        meta = super()._success_was_stored()
+        if not meta or self.delivery is None:
+            return meta
+        return meta if is_of_job(meta, self.delivery.claimed.first_claimed) else False
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:

@@ -46,7 +46,8 @@ WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset
 
 #: Fields of a job's history of which no decision of this world depends -> what stands for each.
 SAME_TO_ALL = {"history": "[]"}
-SAME_TO_ALL |= dict.fromkeys(("requeues", "token", "stops", "deaths", "alongside"), "1")
+SAME_TO_ALL |= dict.fromkeys(("requeues", "token", "first_claim", "stops"), "1")
+SAME_TO_ALL |= dict.fromkeys(("deaths", "alongside"), "1")
 
 
 class ScriptError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -159,3 +160,28 @@ def test_what_runs_beside_a_notice_that_kills_is_not_touched_by_it(worker, told,
     ledger.release()
     eventually(lambda: ledger.finishes().get("innocent") and not db.counters())
     assert ledger.runs()["innocent"] == 1
+
+
+def test_a_job_whose_id_has_the_success_of_an_older_job_has_its_errbacks(
+    worker, told, ledger, client
+):
+    """Senders use task ids again. What is stored stays: Celery overwrites no success."""
+    worker(app="told", concurrency=1, options=ONE_STRIKE)
+    name = {"task_id": "report-7"}
+    assert told.note("", who="first").apply_async(**name).get(timeout=60) == "first"
+    stored = client.get("celery-task-meta-report-7")
+    meta = json.loads(stored)
+    meta["date_done"] = "2026-01-02T03:04:05+00:00"  # last week's
+    client.set("celery-task-meta-report-7", json.dumps(meta))
+    told.pill("second").apply_async(**name, link_error=told.old())
+    eventually(lambda: ledger.told("old errback") == ["report-7"], 60)
+    # The control: what this very job has stored was its success, and only its ack was lost.
+    client.set("celery-task-meta-report-8", stored.replace(b"report-7", b"report-8"))
+    meta = json.loads(client.get("celery-task-meta-report-8"))
+    meta["date_done"] = "2126-01-02T03:04:05+00:00"
+    client.set("celery-task-meta-report-8", json.dumps(meta))
+    told.pill("third").apply_async(task_id="report-8", link_error=told.old())
+    told.pill("fourth").apply_async(task_id="report-9", link_error=told.old())
+    eventually(lambda: "report-9" in ledger.told("old errback"), 60)
+    eventually(lambda: not client.exists("superfetch:dead:unannounced"))
+    assert sorted(ledger.told("old errback")) == ["report-7", "report-9"]

@@ -9,7 +9,7 @@
 -- Returns: nil when the owner is not registered; or {started, jobs, errors}: how many of the jobs, the
 --       first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
 --       claims' numbers, {number of a list that could not be read, text, ...}. A mark is 0 (has no
---       counters) or {recoveries, strikes, requeues, token, steps, stops}
+--       counters) or {recoveries, strikes, requeues, token, steps, stops, first claim}
 -- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
 --       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
 local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
@@ -22,8 +22,8 @@ local function mark(payload)
   if not counted then return 0 end
   local key = counters .. redis.sha1hex(payload)
   -- A key of another type says as little as none, and the job is on its way.
-  local counts =
-    redis.pcall('HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops')
+  local counts = redis.pcall(
+    'HMGET', key, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'first_claim')
   return (counts[1] or counts[2] or counts[3] or counts[5]) and counts or 0
 end
 local function name_of(at) return string.sub(KEYS[at + 3], cut) end

@@ -2,7 +2,7 @@
 -- quiesce for the job was in vain.
 -- KEYS: owners, lists with probation, probation list, the owner's private list
 -- ARGV: owner, queue list, prefix of counters, 1 where it is to run alongside others, claim id
--- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, stops, probation}};
+-- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, stops, first claim, probation}};
 --       {"none"} when none waits, {"waits"} when it may not run alongside others, {"unregistered"}
 -- Crash: the job is in the private list of a registered owner, and counts there as if it ran: it
 --       may kill whoever decodes it.
@@ -18,7 +18,8 @@ if not payload then
 end
 local history = counters .. redis.sha1hex(payload)
 local mark = redis.call(
-  'HMGET', history, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'probation')
+  'HMGET', history, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'first_claim',
+  'probation')
 local may_run_alongside = redis.call('HEXISTS', history, 'quiesced') == 1
 if alongside == '1' and not may_run_alongside then return {'waits'} end
 if mark[5] then redis.call('HSET', private, 's' .. id, mark[5]) end

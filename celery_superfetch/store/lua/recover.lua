@@ -57,6 +57,7 @@ local function recover(i)
   if expires > 0 and not suspect then redis.call('PEXPIRE', queue, expires) end
   redis.call('HSET', history, 'recoveries', expected + 1, 'strikes', strikes, 'history', entries,
     'token', token(id, history, token_before))
+  if not token_before then redis.call('HSET', history, 'first_claim', string.match(id, '^%d+') or 0) end
   if steps[i] then redis.call('HSET', history, 'steps', steps[i]) end
   if is_stop then redis.call('HSET', history, 'stops', stops) end
   if is_strike and own == '0' then redis.call('HSET', history, 'deaths', deaths) end

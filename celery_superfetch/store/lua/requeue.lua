@@ -43,6 +43,9 @@ for i = 1, jobs do
     redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
     redis.pcall('HINCRBY', history, 'requeues', 1)
     redis.pcall('HSET', history, 'token', token(id, history, token_before))
+    if not token_before then
+      redis.pcall('HSET', history, 'first_claim', string.match(id, '^%d+') or 0)
+    end
     if steps[i] then redis.pcall('HSET', history, 'steps', steps[i]) end
     if is_stop then
       redis.pcall('HSET', history, 'stops', stops)
