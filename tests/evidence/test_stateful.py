@@ -34,8 +34,8 @@ CONTROLS = [
     ("recover", "if unmarked then", "if false then"),
     ("ack", "redis.call('DEL', counters)", ""),
     ("claim", "if not redis.call('ZSCORE', owners, owner) then", "if false then"),
-    ("step", "if not claim[1] then return -1 end", ""),
-    ("recover", "if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end", ""),
+    ("step", "if redis.call('HEXISTS', private, id) == 0 then return -1 end", ""),
+    ("recover", "if steps[i] then redis.call('HSET', history, 'steps', steps[i]) end", ""),
 ]
 
 

@@ -15,7 +15,7 @@ def test_a_stopping_owner_gives_no_strike(bench):
     bench.dead_owner([crash], running=[crash], state="running")
     assert bench.reaper().reap().recovered == 2
     known = bench.counters(deploy)
-    assert known == Counters(0, 1, known.history, stops=1)
+    assert known == Counters(0, 1, known.history, stops=1, first_claim=known.first_claim)
     assert [entry["stop"] for entry in known.history] == [True]
     assert bench.counters(crash).strikes == 1
 
