@@ -1,17 +1,17 @@
--- Adds what a worker has counted of its runs, and drops rows that no worker has counted in for long.
--- KEYS: the counters, the rows of counters
--- ARGV: ms after which a row without news goes, most rows, number of labels of times, these labels;
---       then name and growth of each counter
+-- Adds the counts of a worker's runs to the metrics of all workers, and drops rows to which no worker has
+-- added for long. A row is one counter, or all buckets of a task's histogram of seconds: if one bucket were
+-- dropped alone, the histogram would look like one that began again.
+-- KEYS: counters (name -> count), rows (row -> when it was counted last)
+-- ARGV: ms after which a row without counts is dropped, most rows, number of buckets, their labels; then
+--       name and growth of each counter
 -- Returns: nothing
--- Crash: nothing half done. Where the reply is lost, the same growth may come twice.
--- A row is one counter, or all times of a task: a histogram that loses one of its buckets looks like
--- one that began again.
+-- Crash: all was added, or nothing. If the reply is lost, the worker may add the same growth twice.
 local counters, rows = KEYS[1], KEYS[2]
-local silence, most, labels = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local keep_ms, most_rows, labels = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local first, now = 4 + labels, now()
 redis.call('HLEN', counters)
-local room = most - redis.call('ZCARD', rows)
-for _, row in ipairs(redis.call('ZRANGEBYSCORE', rows, '-inf', now - silence, 'LIMIT', 0, 100)) do
+local room = most_rows - redis.call('ZCARD', rows)
+for _, row in ipairs(redis.call('ZRANGEBYSCORE', rows, '-inf', now - keep_ms, 'LIMIT', 0, 100)) do
   redis.call('ZREM', rows, row)
   room = room + 1
   local task = string.match(row, '^seconds\t\t(.*)$')
@@ -27,7 +27,7 @@ for at = first, #ARGV, 2 do
   if not redis.call('ZSCORE', rows, row) then
     if room > 0 then
       room = room - 1
-    else  -- a new one has no task, and no queue list
+    else  -- beyond the limit, a new counter is added to one without a task and a queue list
       row = how .. '\t\t'
       name = how == 'seconds' and 'seconds\t' .. part .. '\t' or row
     end
@@ -35,5 +35,5 @@ for at = first, #ARGV, 2 do
   redis.call('ZADD', rows, now, row)
   redis.pcall('HINCRBY', counters, name, ARGV[at + 1])
 end
-redis.call('PEXPIRE', counters, silence)
-redis.call('PEXPIRE', rows, silence)
+redis.call('PEXPIRE', counters, keep_ms)
+redis.call('PEXPIRE', rows, keep_ms)

@@ -1,13 +1,13 @@
--- Claims the next job on probation, for an owner that runs nothing; or for one that runs others, if a
--- quiesce for the job was in vain.
--- KEYS: owners, lists with probation, probation list, the owner's private list
--- ARGV: owner, queue list, prefix of counters, 1 where it is to run alongside others, claim id
+-- Claims the next job on probation, for an owner that has no other job; or for an owner that has others, if
+-- a quiesce for this job was in vain.
+-- KEYS: owners, index of queue lists with probation, probation list, the owner's private list
+-- ARGV: owner, queue list, prefix of histories, 1 where the job would run alongside others, claim id
 -- Returns: {"ok", payload, {recoveries, strikes, requeues, token, steps, stops, first claim, probation}};
 --       {"none"} when none waits, {"waits"} when it may not run alongside others, {"unregistered"}
--- Crash: the job is in the private list of a registered owner, and counts there as if it ran: it
---       may kill whoever decodes it.
+-- Crash: the job is in the private list of a registered owner, recorded as running from its claim on: the
+--       worker may be killed by decoding it, and that is a strike.
 local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local owner, queue_list, counters, alongside, id = unpack(ARGV)
+local owner, queue_list, histories, alongside, id = unpack(ARGV)
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
 redis.call('SISMEMBER', on_probation, queue_list)
 redis.call('RPOP', probation, 0)  -- a removal first, and arrival before departure (shared.lua)
@@ -16,7 +16,7 @@ if not payload then
   redis.call('SREM', on_probation, queue_list)
   return {'none'}
 end
-local history = counters .. redis.sha1hex(payload)
+local history = histories .. redis.sha1hex(payload)
 local mark = redis.call(
   'HMGET', history, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'first_claim',
   'probation')

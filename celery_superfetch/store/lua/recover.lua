@@ -1,17 +1,19 @@
--- Gives orphans back, each to the front of the queue it came from or on probation, and counts it. What
--- they have handed on stays noted, for their next claim.
--- KEYS: the owner's facts, private list, public queue list, flag, stats, probation list, lists with
---       probation, jobs that many stops cut short, then each job's history
--- ARGV: 1 when the owner must be marked reaped (0: a live owner asks for a job of its own
---       whose pool child was lost), window in s, ms of the queue's x-expires (0: none), queue
---       list, owner, reason, stops that put a job at the front, stops from which on a job is named,
---       then for each job, newest first: claim id, recoveries the decision saw, strikes from now on,
---       blame ("exact", "suspect", "stop" or ""), which solitude is its next (0: it is not on
---       probation), 1 where its own process was lost and its owner lives, its record
--- Returns: for each job "ok", or "unmarked", "moved", "recounted" when its decision no longer
---       holds
--- Crash: each job is in exactly one list and counted if it moved. All move at once, so that a
---       consumer that waits gets the oldest and not the first that was moved.
+-- Recovers jobs whose runs were lost: returns each to the front of its queue, or to probation, and counts
+-- the recovery in its history. The reaper calls it for a dead owner, a live owner for a job whose pool
+-- process was lost. Each job's steps note is kept in its history, for the next claim.
+-- KEYS: the owner's record, private list, public queue list, flag that some job has a history, stats,
+--       probation list, index of queue lists with probation, jobs that many stops cut short, then each
+--       job's history
+-- ARGV: 1 if the owner must be marked reaped (0: a live owner calls), seconds to keep a history, ms of
+--       the queue's x-expires (0: none), queue list, owner, reason, most stops with which a job goes to
+--       the front, stops from which on `status` names a job, then for each job, newest first: claim id,
+--       recoveries that the decision saw, strikes from now on, blame ("exact", "suspect", "stop" or ""),
+--       number of its next solo run (0: it is not on probation), 1 where its own process was lost and
+--       its owner lives, its record for `status`
+-- Returns: for each job "ok"; or why its decision no longer holds: "unmarked" (the owner lives), "moved"
+--       (it is not in the private list), "recounted" (its history has changed)
+-- Crash: each job is in exactly one list, and counted if it moved. All move at once, so that a waiting
+--       consumer gets the oldest and not the first that was moved. A repetition finds "moved".
 local facts, private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 8)
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
@@ -23,7 +25,7 @@ if no then return no end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
 redis.call('SISMEMBER', on_probation, queue_list)
 local jobs = #KEYS - FIRST_KEY
--- All is read before anything moves, whatever for: what has another type is found here.
+-- All is read before anything moves: a key of another type raises here, while each job is in its place.
 local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
   before[i] = redis.call('HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'probation', 'token',
@@ -41,16 +43,18 @@ local function recover(i)
   local is_strike = blame == 'exact' or blame == 'suspect'
   local function one_more(at) return (tonumber(before[i][at]) or 0) + 1 end
   local stops, deaths, alongside = one_more(6), one_more(7), one_more(8)
-  -- A live owner asks again if it heard no answer, and for one job at a time.
+  -- If a live owner does not get the reply, it finds by this entry that the job was counted (`_settle` in
+  -- `lost_runs.py`): else it would count the loss twice.
   local claim = not marked and id or nil
   entries = with_entry(entries, {owner = owner, reason = reason, strike = is_strike and blame or '',
     stop = is_stop or nil, claim = claim})
   if suspect then
     redis.call('SADD', on_probation, queue_list)
-    -- A quiesce for it was in vain: the next owner that asks takes it. Others wait for their turn.
+    -- If a quiesce for it was in vain, it may run alongside others, and the next owner claims it. Other
+    -- suspects go behind those that wait.
     redis.call(quiesced and 'RPUSH' or 'LPUSH', probation, payloads[i])
   else
-    -- A job that stops its worker would starve all others if it always came first again.
+    -- If a job that stops its worker always came first again, it would starve all others.
     redis.call(is_stop and stops > to_front and 'LPUSH' or 'RPUSH', queue, payloads[i])
   end
   redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
@@ -65,7 +69,7 @@ local function recover(i)
   if suspect then
     redis.call('HSET', history, 'probation', solitude)
   elseif was_suspect then
-    -- Its own app may never let it run alone, where another's had put it there.
+    -- If another app had put it on probation, and its own has no strike limit, it would stay there.
     redis.call('HDEL', history, 'probation')
   end
   if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
@@ -89,7 +93,7 @@ for i = 1, jobs do
     if solitude == '0' then recover(i) else suspects[#suspects + 1] = i end
   end
 end
--- Suspects come behind those that wait already, the oldest first.
+-- Suspects go behind those that wait already, the oldest first.
 for at = #suspects, 1, -1 do recover(suspects[at]) end
 if recovered > 0 then
   flagged(flag, window)

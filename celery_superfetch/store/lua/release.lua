@@ -1,12 +1,14 @@
--- Puts parked jobs whose time has come in front of those that wait in their queues, or on probation.
--- KEYS: lists with parked jobs, the flag that some job has counters, lists with probation
--- ARGV: ms before its time at which a job goes; most jobs, and bytes, of the whole script; most lists;
---       prefixes of the parked jobs, of the queue lists, of the probation lists and of counters; then
---       each queue list that has an x-expires, and that (ms). The lists are named here: there may be
---       thousands, and few have something due
--- Returns: number of jobs that went, 1 where more are due, server ms, when the next one is due (ms; or
---       nil), number of lists that it looked at
--- Crash: each job is in exactly one of the two.
+-- Moves parked jobs whose time has come to the front of their queues, or to probation. Each worker's
+-- release thread calls it.
+-- KEYS: index of queue lists with parked jobs, the flag that some job has a history, index of queue lists
+--       with probation
+-- ARGV: ms before its time at which a job moves; most jobs, and bytes, of the whole script; most lists;
+--       prefixes of the parked jobs, of the queue lists, of the probation lists and of histories; then
+--       each queue list that has an x-expires, and that (ms). The index names the lists, and not KEYS:
+--       there may be thousands, and few have something due
+-- Returns: number of jobs that moved, 1 where more are due, server ms, when the next one is due (ms; or
+--       nil), number of lists that were examined
+-- Crash: each job is in exactly one of the two places. A repetition moves what is due by then.
 local index, flag, on_probation = KEYS[1], KEYS[2], KEYS[3]
 local early, most, room = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local lists = tonumber(ARGV[4])
@@ -21,7 +23,7 @@ redis.call('SISMEMBER', on_probation, '')
 local count = 0
 local function move(name, member)
   local payload = string.sub(member, (string.find(member, '\n') or 0) + 1)
-  -- A key of another type says as little as none.
+  -- A history key of another type counts as none: if it raised, no job would be released.
   local suspect = counted
     and redis.pcall('HEXISTS', counters_of .. redis.sha1hex(payload), 'probation') == 1
   if suspect then
@@ -55,15 +57,15 @@ local function release(name)
   if to_queue and expires[name] then redis.call('PEXPIRE', queue_of .. name, expires[name]) end
 end
 local looked = 0
--- First the list whose job is due longest.
+-- First the list whose earliest job has been due for longest.
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due, 'LIMIT', 0, lists)) do
   if count >= most or room <= 0 then break end
   looked = looked + 1
   local kind = redis.call('TYPE', parked_of .. name).ok
   if kind ~= 'zset' then
-    redis.call('ZREM', index, name)  -- purged, or flushed
+    redis.call('ZREM', index, name)  -- its parked jobs were purged, or flushed
   elseif not (takes(queue_of .. name) and takes(probation_of .. name)) then
-    -- If many of these came first each time, no other list would have its turn.
+    -- If many such lists came first each time, no job of another list would be released.
     redis.call('ZADD', index, string.format('%.0f', now + 1000), name)
   else
     release(name)

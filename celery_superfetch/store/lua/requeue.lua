@@ -1,15 +1,15 @@
--- Returns jobs to their queue, or to probation, on purpose: no strike. Counts a run that was cut short
--- because its worker was stopping as a stop. What the jobs have handed on stays noted, for their next
--- claim.
--- KEYS: private list, public queue list, flag, stats, probation list, lists with probation, jobs that
---       many stops cut short, then each job's history
--- ARGV: queue list, "front" (next to be claimed) or "back", seconds to remember that they were
---       delivered, ms of the queue's x-expires (0: none), owner, stops that put a job at the front,
---       stops from which on a job is named, then for each job its claim id, and its record if its run
---       was cut short by a stop (empty: it was not); for the front the newest first
--- Returns: number of jobs that went; the others were not in flight
--- Crash: each job is in exactly one of the lists. All move at once, so that a consumer that waits
---       gets the oldest and not the first that was moved. A repetition finds nothing more to do.
+-- Requeues jobs of a live owner, without a strike; jobs on probation go back to their probation list. If
+-- the worker's stop cut a run short, it counts as a stop. Each job's steps note is kept in its history,
+-- for the next claim.
+-- KEYS: private list, public queue list, flag that some job has a history, stats, probation list, index of
+--       queue lists with probation, jobs that many stops cut short, then each job's history
+-- ARGV: queue list, "front" (next to be claimed) or "back", seconds to keep a history, ms of the queue's
+--       x-expires (0: none), owner, most stops with which a job goes to the front, stops from which on
+--       `status` names a job, then for each job its claim id, and its record for `status` if a stop cut
+--       its run short (empty: none did); for the front the newest first
+-- Returns: number of jobs that were requeued; the others were not in the private list
+-- Crash: each job is in exactly one of the lists. All move at once, so that a waiting consumer gets the
+--       oldest and not the first that was moved. A repetition finds nothing more to do.
 local private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 7)
 local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
 local window, expires, owner = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -31,7 +31,7 @@ for i = 1, jobs do
     total, gone[id] = total + 1, true
     local is_stop = record ~= ''
     stops = (tonumber(stops) or 0) + 1
-    -- A job that stops its worker would starve all others if it always came first again.
+    -- If a job that stops its worker always came first again, it would starve all others.
     local push = is_stop and stops > to_front and 'LPUSH' or push
     if suspected then
       redis.call('SADD', on_probation, queue_list)

@@ -1,12 +1,13 @@
--- What several scripts do: it stands before those that call one of its functions.
--- KEYS: none of its own; `capped` and `drop` know the dead set, dead jobs, the caps of each and
---       unannounced, which come first wherever jobs of the dead set go
+-- Functions of several scripts: `scripts.py` puts this text before each script that calls one.
+-- KEYS: none of its own; for `capped` and `drop` a script has first the dead set, dead jobs, the caps of
+--       each and unannounced
 -- ARGV: none
 -- Returns: nothing
 -- Crash: it is a part of its script.
--- A server over its memory limit lets our scripts run, but for one before 7.0: that allows a script
--- what follows a removal, wherefore they begin with one, if need be of nothing. A job arrives before it
--- leaves: a user who may no longer do the one or the other (ACL) is told so then, and the job is there.
+-- A script that moves a job begins with a removal, if need be of nothing: a server over its memory limit
+-- allows a script all that follows a removal (before 7.0; later servers run these scripts anyway). And it
+-- pushes the job to the new place before it removes it from the old one: if the user's ACL forbids one of
+-- the two commands, the script ends there, and the job is not lost.
 
 -- The server's clock, in ms.
 local function now()
@@ -14,20 +15,21 @@ local function now()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Flags that some job has counters, no shorter than others do: apps remember jobs for different times.
+-- Sets the flag that some job has a history, for at least this time: apps keep histories for different
+-- times, and if the flag expired first, claims would not read them.
 local function flagged(flag, window)
   if redis.call('TTL', flag) < window then redis.call('SET', flag, 1, 'EX', window) end
 end
 
--- Whether a job can arrive there. It is asked before one leaves the place where it is, as all is read
--- that has to have the right type.
+-- Whether a job can be pushed to a key, and the key's type. Scripts check it before the first write.
 local function takes(name)
   local kind = redis.call('TYPE', name).ok
   return kind == 'list' or kind == 'none', kind
 end
 
--- The fencing token of a claim that ends: that of the job's next one has to be greater, whatever the
--- clocks of those who number their claims say (`Claimed.token`). Jobs of equal bytes share one.
+-- The fencing token of a claim that ends. The token of the job's next claim has to be greater, even if the
+-- clock of the next owner, by which it numbers its claims, is behind (`Claimed.token`). Jobs of equal bytes
+-- share a token.
 local tokens = {}
 local function token(id, counters, earlier)
   local number = tonumber(string.match(id, '^%d+')) or 0
@@ -35,7 +37,7 @@ local function token(id, counters, earlier)
   return string.format('%.0f', tokens[counters])
 end
 
--- The error that one of these is no queue, if it is none.
+-- An error if one of these keys is no queue; else nil.
 local function wrong(...)
   for _, name in ipairs({...}) do
     local fits, kind = takes(name)
@@ -60,7 +62,7 @@ local function call_in_parts(command, key, values)
   return total
 end
 
--- The caps of some dead jobs, and a look at whatever has to change when they go.
+-- Reads the caps of some dead jobs, and each key that `drop` will change: one of another type raises here.
 local function capped(ids)
   local caps = {}
   for at, id in ipairs(ids) do caps[at] = redis.call('HGET', KEYS[3], id) end
@@ -73,7 +75,7 @@ local function capped(ids)
   return caps
 end
 
--- Deletes dead jobs, under these caps; how many were there.
+-- Deletes dead jobs, under these caps; returns how many were there.
 local function drop(ids, caps)
   for at, id in ipairs(ids) do
     if caps[at] then redis.call('ZREM', caps[at], id) end
@@ -84,9 +86,9 @@ local function drop(ids, caps)
   return call_in_parts('HDEL', KEYS[2], ids)
 end
 
--- Counts a job by queue list and task, for metrics. What fails is not counted: it is worth no job's
--- way. Rows are bounded: beyond 2,000 fields a new one has no task, beyond 2,500 no queue either; nor
--- has one whose task is not in its headers, or very long.
+-- Counts a job by queue list and task, for metrics. An error counts nothing, and does not stop the script.
+-- Rows are bounded: beyond 2,000 fields a new row has no task, beyond 2,500 no queue list either. If the
+-- task's name is not in the headers, or is very long, the row has none.
 local function count_by_task(stats, event, queue_list, payload)
   -- Celery's header, in JSON. A body is in base64, or the quotes in it have backslashes.
   local at = string.find(payload, '"task":')
@@ -105,8 +107,8 @@ local function count_by_task(stats, event, queue_list, payload)
 end
 
 
--- The entries of a job's history and one more, which gets the time. The latest few are enough to tell
--- the story; the field must not grow without bound.
+-- The entries of a job's history (JSON) and one more, to which it adds the time. It keeps the latest 20:
+-- the field must not grow without bound.
 local function with_entry(before, entry)
   local readable, entries = pcall(cjson.decode, before or '[]')
   if not readable or type(entries) ~= 'table' then entries = {} end
@@ -116,8 +118,8 @@ local function with_entry(before, entry)
   return cjson.encode(entries)
 end
 
--- Lists a job that stops cut short again and again, for `status`: the latest hundred. What fails is not
--- listed: that is worth no job's way.
+-- Lists a job that stops cut short again and again, for `status`: the latest hundred. An error lists
+-- nothing, and does not stop the script.
 local function name_stopped(stopped, record, window)
   redis.pcall('ZADD', stopped, now(), record)
   redis.pcall('ZREMRANGEBYRANK', stopped, 0, -101)
