@@ -9,7 +9,8 @@ import click
 
 # They add their commands to the group.
 from . import dead, queue, status, stock  # noqa: F401
-from .session import SECONDS, Session, command, know_tasks, quantity, superfetch
+from .progress import Countdown
+from .session import SECONDS, Session, command, interruptible, know_tasks, quantity, superfetch
 
 __all__ = ["superfetch"]
 
@@ -23,14 +24,21 @@ __all__ = ["superfetch"]
 def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     """Make one pass now: what dead workers held goes back to its queues."""
     from ..app.reaper import note
+    from ..model.words import number
     from ..reaper.evidence import Onlooker
 
     know_tasks(session.app)
     reaper = session.reaper
     adopted = reaper.register_unknown() if full and not dry_run else 0
     if wait:
-        onlooker = Onlooker(reaper.registry)
-        onlooker.stay(wait)
+        onlooker, countdown = Onlooker(reaper.registry), Countdown(session.as_json)
+
+        def show(owners: int, seconds: float) -> None:
+            countdown(f"Watching {number(owners, 'silent worker')} of other hosts", seconds)
+
+        with interruptible(lambda: "no job was moved."):
+            onlooker.stay(wait, show)
+        countdown.end()
         reaper.silence = onlooker.silence
     report = reaper.reap(dry_run=dry_run)
     if not dry_run:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .progress import Progress
 from .session import (
     Session,
     command,
@@ -24,7 +24,6 @@ from .session import (
 if TYPE_CHECKING:
     from ..app.dead_set import Retried
 
-PROGRESS = 1000  # jobs after which a program that reads stderr hears of it; a person: each batch
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -155,23 +154,6 @@ def dead_retry(
     with interruptible(lambda: f"{progress.done} of {progress.total} jobs were tried."):
         done = session.dead_set.retry_many(jobs, to, progress)
     _say_retried(session, done, each=bool(ids))
-
-
-class Progress:
-    """How many of some jobs are done with, on stderr while that changes."""
-
-    def __init__(self, total: int, silent: bool = False) -> None:
-        self.total, self.done, self._silent = total, 0, silent
-
-    def __call__(self, done: int) -> None:
-        self.done = done
-        text = f"{done} of {self.total} jobs"
-        if self._silent:
-            return
-        if sys.stderr.isatty():
-            click.echo(f"\r{text}", nl=done >= self.total, err=True)
-        elif done % PROGRESS == 0 or done >= self.total:
-            click.echo(text, err=True)
 
 
 def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:

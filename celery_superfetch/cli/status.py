@@ -54,9 +54,19 @@ def _say(session: Session, wide: bool, in_place: bool) -> None:
 
     def say() -> None:
         tables, lines = session.tables, list[str]()
-        if in_place:
-            tables.say = lines.append
+        say, width = tables.say, tables.width  # ``wide`` makes that infinite
+
+        def keep(line: str) -> None:
+            lines.append(line)
+            if not in_place:
+                say(line)
+
+        tables.say = keep
         judged.print(tables, wide)
+        rows = sum(max(1, -(-len(click.unstyle(line)) // width)) for line in lines)
+        if not in_place and 0 < tables.height <= rows:  # the first line is off the screen
+            say("")
+            judged.print_verdict(tables)
         if in_place:
             click.clear()
             # The first ones matter most, and would be off the screen first.
@@ -64,4 +74,4 @@ def _say(session: Session, wide: bool, in_place: bool) -> None:
                 lines[-surplus:] = [f"... {surplus} more line{'s' * (surplus != 1)}"]
             click.echo("\n".join([*lines, ""]))
 
-    session.say(judged.document, say)
+    session.say(judged.document(wide), say)

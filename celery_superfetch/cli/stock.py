@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 from kombu.utils.functional import retry_over_time
 
-from .session import SECONDS, Session, command, complain, quantity, superfetch, warn
+from .progress import Progress
+from .session import (
+    MOST_ERRORS,
+    SECONDS,
+    Session,
+    command,
+    complain,
+    interruptible,
+    quantity,
+    superfetch,
+    warn,
+)
 
 if TYPE_CHECKING:
     from .from_stock import Migrated
     from .to_stock import Drained
 
+
+MOST_QUEUES = 10  # queue lists that a line names
 
 _wait = quantity(
     "--wait", SECONDS, 0.0, "SECONDS", "Wait up to this long for workers that still run to end."
@@ -58,10 +71,14 @@ def drain(session: Session, wait: float, **options: bool) -> None:
 
     It refuses while an owner lives: stop all workers first. The dead set stays.
     """
+    from ..model.words import number
     from .to_stock import Drain
 
-    attempt = Drain(session.reaper)
-    report = _patiently(session, wait, lambda: attempt.run(**options))
+    progress = Progress(silent=session.as_json, verb="Gave back")
+    attempt = Drain(session.reaper, progress)
+    with interruptible(lambda: f"{number(attempt.moved, 'job')} went back to their queues."):
+        report = _patiently(session, wait, lambda: attempt.run(**options))
+    progress.end()
     _remove_beat_rows(report)
     _say(session, report, _drained(report))
     left = report.in_flight + report.parked + report.probation
@@ -106,17 +123,21 @@ def _say(session: Session, report: Any, lines: Iterable[str]) -> None:
 
 
 def _migrated(report: Migrated) -> Iterator[str]:
-    for consumer in report.consumers or ():
-        warn(f"a stock consumer is connected: {consumer}")
+    consumers = [
+        f"a stock consumer is connected: {consumer}" for consumer in report.consumers or ()
+    ]
+    _warn_of(consumers, "stock consumers are connected")
     verb = "Would take over" if report.dry_run else "Took over"
     yield f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}."
     if report.gone:
         yield f"{report.gone} were acked or delivered anew meanwhile: left."
-    for job in report.left:
+    for job in report.left[:MOST_ERRORS]:
         yield (
             f"Left: {job.task or '(unknown task)'}[{job.task_id or job.tag}], exchange "
             f"{job.exchange!r}, routing key {job.routing_key!r}: {job.why}."
         )
+    if len(report.left) > MOST_ERRORS:
+        yield f"and {len(report.left) - MOST_ERRORS} more are left: --json has them all."
     if report.left:
         yield "Declare their queues (start a worker that consumes them), or name one by --queue."
 
@@ -124,10 +145,12 @@ def _migrated(report: Migrated) -> Iterator[str]:
 def _drained(report: Drained) -> Iterator[str]:
     from ..model.words import number  # `celery --help` pays for nothing of ours
 
-    for row in report.alive:
-        warn("{owner} is not known to be dead ({reason}): it has to be stopped".format(**row))
-    for owner, reason in report.owners.items():
+    alive = "{owner} is not known to be dead ({reason}): it has to be stopped"
+    _warn_of([alive.format(**row) for row in report.alive], "workers have to be stopped")
+    for owner, reason in [*report.owners.items()][:MOST_ERRORS]:
         yield f"Worker {owner}: {reason}."
+    if len(report.owners) > MOST_ERRORS:
+        yield f"and {len(report.owners) - MOST_ERRORS} more workers: --json has them all."
     verb = "Would give back" if report.dry_run else "Gave back"
     yield f"{verb} {report.given_back} jobs{_where(report.queues)}."
     for jobs, where in (
@@ -149,7 +172,20 @@ def _drained(report: Drained) -> Iterator[str]:
         yield f"{report.keys} keys of bookkeeping are left; they hold no job."
 
 
+def _warn_of(warnings: Sequence[str], what: str) -> None:
+    """Warn of the first few, and of how many ``what`` there are more."""
+    for text in warnings[:MOST_ERRORS]:
+        warn(text)
+    if len(warnings) > MOST_ERRORS:
+        warn(f"{len(warnings) - MOST_ERRORS} more {what}: --json has them all")
+
+
 def _where(queues: Mapping[str, int]) -> str:
-    """``: celery 3, mail 1``."""
-    rows = ", ".join(f"{name} {jobs}" for name, jobs in sorted(queues.items()) if jobs)
-    return f": {rows}" if rows else ""
+    """``: celery 3, mail 1``; of many queue lists the fullest."""
+    rows = sorted(((name, jobs) for name, jobs in queues.items() if jobs), key=lambda row: -row[1])
+    named, others = sorted(rows[:MOST_QUEUES]), rows[MOST_QUEUES:]
+    texts = [f"{name} {jobs}" for name, jobs in named]
+    if others:
+        total = sum(jobs for _, jobs in others)
+        texts.append(f"and {total} on {len(others)} other queue lists (--json has them all)")
+    return f": {', '.join(texts)}" if texts else ""

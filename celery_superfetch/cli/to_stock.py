@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..errors import StillInUse
 from ..model.facts import Facts
 from ..model.silence import watch_time
 from ..model.verdict import Reason
+from ..model.words import number
 from ..owner.in_flight.jobs import batches
 from ..reaper.evidence import Onlooker
 from ..reaper.reaper import BATCH, ROOM, TOMBSTONE, Reaper
@@ -21,6 +22,8 @@ from ..store.parked import Parked
 from ..store.queues import Suspects
 
 logger = logging.getLogger(__name__)
+
+NAMED = 20  # workers that a refusal names
 
 
 @dataclass
@@ -53,8 +56,10 @@ class Errors(Pass):
 class Drain:
     """One drain: jobs are requeued in order, to their queue's front, and not counted against."""
 
-    def __init__(self, reaper: Reaper) -> None:
+    def __init__(self, reaper: Reaper, on_moved: Callable[[int], object] = lambda _: None) -> None:
         self.reaper = reaper
+        self._on_moved = on_moved  # gets how many jobs went, after each batch
+        self.moved = 0  # jobs that went back to their queues, in all tries
         self.registry = reaper.registry
         self.lists = reaper.lists
         self.onlooker = Onlooker(reaper.registry)  # over all tries of a command that waits
@@ -82,7 +87,9 @@ class Drain:
             self._end_probation(report)
         with errors.surviving("the parked jobs"):
             parked = Parked(self.reaper.database)
-            report.queues.update(parked.sizes(parked.lists()) if dry_run else parked.release_all())
+            report.queues.update(
+                parked.sizes(parked.lists()) if dry_run else parked.release_all(self._count_moved)
+            )
         with errors.surviving("what is left"):  # SCAN may be forbidden; what went back went back
             self._count_rest(report)
         report.given_back = sum(report.queues.values())
@@ -121,23 +128,37 @@ class Drain:
         if report.dry_run:
             report.queues.update(Holdings(self.reaper.database).of([owner])[owner].lists)
             return
-        report.queues += self.reaper.first_schema.requeue(facts)
+        of_first_schema = self.reaper.first_schema.requeue(facts)
+        report.queues += of_first_schema
+        self._count_moved(of_first_schema.total())
         for queue_list, expires in facts.lists.items():
             if landed := self.lists.unland(owner, {queue_list: expires}):
                 report.queues[queue_list] += landed
+                self._count_moved(landed)
         claims = self.lists.held(owner).claims
         while claims:
             jobs, seen = self.lists.jobs(owner, claims[:BATCH], ROOM)
             claims = claims[seen:]
             for _, some in batches(dict.fromkeys(jobs, "")):
                 name = some[0].queue_list
-                report.queues[name] += self.lists.requeue_all(some, facts.lists.get(name, 0))
+                requeued = self.lists.requeue_all(some, facts.lists.get(name, 0))
+                report.queues[name] += requeued
+                self._count_moved(requeued)
 
     def _end_probation(self, report: Drained) -> None:
         suspects = Suspects(self.reaper.database)
         for queue_list in sorted(suspects.lists()):
-            act = suspects.size if report.dry_run else suspects.requeue
-            report.queues[queue_list] += act(queue_list)
+            if report.dry_run:
+                report.queues[queue_list] += suspects.size(queue_list)
+                continue
+            requeued = suspects.requeue(queue_list)
+            report.queues[queue_list] += requeued
+            self._count_moved(requeued)
+
+    def _count_moved(self, jobs: int) -> None:
+        if jobs:
+            self.moved += jobs
+            self._on_moved(self.moved)
 
     def _count_rest(self, report: Drained) -> None:
         jobs, report.keys = self.reaper.keyspace.left()
@@ -149,12 +170,15 @@ class Drain:
 def _refusal(alive: list[dict[str, Any]]) -> str:
     here = (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
     rows = ""
-    for row in alive:
+    for row in alive[:NAMED]:
         held = "{owner}: {in_flight} jobs in flight, last heartbeat {heartbeat_age:.0f} s ago"
         advice = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
         if row["reason"] in here:
             advice = "{reason}: kill -TERM {pid}"
         rows += f"\n  {held}; {advice}".format(**row, wait=watch_time(row["owner_ttl"]))
+    if len(alive) > NAMED:
+        more = number(len(alive) - NAMED, "more worker")
+        rows += f"\n  and {more}: `drain --dry-run --json` names all"
     return (
         f"nothing was moved. Workers that are alive, or not yet known to be dead:{rows}\n"
         "Stop these workers by TERM, wait until they have ended (--wait SECONDS waits for it), "

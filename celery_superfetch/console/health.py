@@ -55,15 +55,25 @@ class Judged(NamedTuple):
     owners: list[dict[str, Any]]
     queues: list[dict[str, Any]]
 
-    @property
-    def document(self) -> dict[str, Any]:
+    def document(self, wide: bool) -> dict[str, Any]:
+        """Return all as data. Without ``wide`` it leaves out the lists of a queue's other
+        priorities that hold nothing: of five rows of an idle queue four say no more than the first
+        one."""
+        from .status import without_empty_lists  # a probe goes without
+
         all_findings = [*filter(None, [self.worst]), *self.findings]
-        return {"findings": [finding._asdict() for finding in all_findings], **self.overview}
+        overview = self.overview if wide else without_empty_lists(self.overview)
+        return {"findings": [finding._asdict() for finding in all_findings], **overview}
 
     def print(self, tables: Any, wide: bool) -> None:
-        from .status import print_status  # a probe goes without
+        from .status import print_status
 
         print_status(tables, self, wide)
+
+    def print_verdict(self, tables: Any) -> None:
+        from .status import print_verdict
+
+        print_verdict(tables, self)
 
 
 def judge(inspector: Inspector) -> Judged:

@@ -23,8 +23,8 @@ def print_status(tables: Tables, judged: Any, wide: bool) -> None:
     all else that is left out."""
     if wide:
         tables.widen()
-    worst, rest, overview = judged.worst, judged.findings, judged.overview
-    tables.line(judged.verdict, STYLES[worst.level] if worst else GREEN)
+    rest, overview = judged.findings, judged.overview
+    print_verdict(tables, judged)
     for finding in rest if tables.wide else rest[:MOST]:
         tables.line(f"{finding.level.capitalize()}: {finding}", STYLES[finding.level])
     if len(rest) > MOST and not tables.wide:
@@ -41,6 +41,27 @@ def print_status(tables: Tables, judged: Any, wide: bool) -> None:
     tables.line()
     for line in _facts(overview):
         tables.line(line)
+
+
+def print_verdict(tables: Tables, judged: Any) -> None:
+    tables.line(judged.verdict, STYLES[judged.worst.level] if judged.worst else GREEN)
+
+
+def without_empty_lists(overview: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an overview without the empty lists of a queue's other priorities, in its queues and
+    in those of its owners; and how many these are."""
+    empty = {
+        row["list"]
+        for row in overview["queues"]
+        if row["list"] != row["queue"]
+        and not (row["length"] or row["probation"] or row["parked"] or row.get("error"))
+    }
+    owners = [
+        {**row, "queues": [name for name in row["queues"] if name not in empty]}
+        for row in overview["owners"]
+    ]
+    queues = [row for row in overview["queues"] if row["list"] not in empty]
+    return {**overview, "owners": owners, "queues": queues, "empty_lists_left_out": len(empty)}
 
 
 def _owners(tables: Tables, owners: Rows, reaped: Mapping[str, int], wide: bool) -> None:

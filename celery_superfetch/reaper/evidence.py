@@ -69,14 +69,21 @@ class Onlooker:
         self._scores = scores
         return judged
 
-    def stay(self, seconds: float) -> None:
-        """Look until no verdict waits for a longer silence, for so long at most."""
+    def stay(
+        self, seconds: float, on_wait: Callable[[int, float], object] = lambda *_: None
+    ) -> None:
+        """Look until no verdict waits for a longer silence, for so long at most; before each look
+        ``on_wait`` gets the number of owners that are watched, and the seconds that are left."""
         end, judged = monotonic() + seconds, self.judge()
         first = self._scores
-        while monotonic() < end and any(
-            not (reason.dead or reason in LOCAL) and score == first.get(facts.owner)
-            for facts, score, reason in judged
-        ):
+        while (left := end - monotonic()) > 0:
+            watched = sum(
+                not (reason.dead or reason in LOCAL) and score == first.get(facts.owner)
+                for facts, score, reason in judged
+            )
+            if not watched:
+                return
+            on_wait(watched, left)
             sleep(min(LOOK_INTERVAL, self.silence.longest_gap / 2))
             judged = self.judge()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
@@ -72,11 +72,12 @@ class Parked(Structure):
             args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))
 
-    def release_all(self) -> dict[str, int]:
-        """Move all to their queues, whenever they are due: queue list -> how many."""
+    def release_all(self, on_moved: Callable[[int], object] = lambda _: None) -> dict[str, int]:
+        """Move all to their queues, whenever they are due: queue list -> how many; ``on_moved``
+        gets the number of each part that went."""
         sizes = self.sizes(self.lists())
-        while self.release({}, inf).jobs:
-            pass
+        while moved := self.release({}, inf).jobs:
+            on_moved(moved)
         left = self.sizes(sizes)
         return {name: size - left[name] for name, size in sizes.items()}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext
 from time import monotonic
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from celery import Celery
 from redis.exceptions import RedisError
@@ -42,13 +44,24 @@ FRESH, SHARE = 1.0, 4.0
 KEPT = 32
 
 
+#: Answers, beside the overview, that are read at a time: whoever looks could ask for any number.
+SEARCHES = 4
+
+OVERVIEW = "overview"
+
+
 class Seen:
     """Reads for the page. From a server that fails it comes back with a new connection."""
 
     def __init__(self, app: Celery, hide: Iterable[str]) -> None:
         self.app = app
         self._hiding = Hiding(hide)
+        #: Held for no longer than it takes to look into what is here.
         self._lock = threading.Lock()
+        #: Name of an answer -> lock of the thread that reads it; gone when no thread wants it.
+        self._reading = WeakValueDictionary[Hashable, threading.Lock]()
+        self._searches = threading.BoundedSemaphore(SEARCHES)
+        self._cleared = 0  # how often all was forgotten
         self._inspector: Inspector | None = None
         self._known: dict[Hashable, tuple[float, dict[str, Any]]] = {}
         self._failed: tuple[float, Exception | None] = (0.0, None)
@@ -67,27 +80,35 @@ class Seen:
             raise
 
     def _kept(self, name: Hashable, question: Question[dict[str, Any]]) -> dict[str, Any]:
-        """What was answered a moment ago, or is now: a thousand browsers ask no more than one."""
+        """Return what was answered a moment ago, or is now: a thousand browsers that want the same
+        ask once. One that wants something else does not wait for that, however long it takes."""
         asked = monotonic()
         with self._lock:
-            begun = monotonic()
-            until, answer = self._known.get(name, (0.0, {}))
-            if begun >= until:
+            lock = self._reading.setdefault(name, threading.Lock())
+        with lock, nullcontext() if name == OVERVIEW else self._searches:
+            with self._lock:
+                begun, cleared = monotonic(), self._cleared
+                until, answer = self._known.get(name, (0.0, {}))
                 failed, exc = self._failed
-                if exc and asked < failed:  # whoever has waited behind it need not fail by himself
-                    raise exc
-                answer = self._ask(question)
-                took = monotonic() - begun
-                self._known.pop(name, None)  # the one that was asked first is forgotten first
-                while len(self._known) >= KEPT:
-                    del self._known[next(iter(self._known))]
-                self._known[name] = begun + took + max(FRESH, SHARE * took), answer
+            if begun < until:
+                return answer
+            if exc and asked < failed:  # a browser that waited behind it need not fail by itself
+                raise exc
+            answer = self._ask(question)
+            took = monotonic() - begun
+            with self._lock:
+                if cleared == self._cleared:  # otherwise it may be from before the change
+                    self._known.pop(name, None)  # the one that was asked first is forgotten first
+                    while len(self._known) >= KEPT:
+                        del self._known[next(iter(self._known))]
+                    self._known[name] = begun + took + max(FRESH, SHARE * took), answer
             return answer
 
     def clear(self) -> None:
         """Look anew: who has changed something wants to see it."""
         with self._lock:
             self._known.clear()
+            self._cleared += 1
 
     def overview(self) -> dict[str, Any]:
         """An overview as it is ``Judged``, and the ``rates`` of its queues."""
@@ -95,7 +116,7 @@ class Seen:
         def judged(inspector: Inspector) -> dict[str, Any]:
             return {**judge(inspector)._asdict(), "rates": self._rates(inspector)}
 
-        return self._kept("overview", judged)
+        return self._kept(OVERVIEW, judged)
 
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""

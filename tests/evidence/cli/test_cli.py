@@ -38,7 +38,10 @@ def test_status_of_an_empty_database(cli):
     assert found["beats"] == []
     assert (found["deaths"], found["last_pass"]) == ([], None)
     assert found["unacked"] == 0
-    assert [row["list"] for row in found["queues"]] == [
+    assert [row["list"] for row in found["queues"]] == ["celery"]
+    assert found["empty_lists_left_out"] == 3
+    every = cli("status", "--wide", "--json").json()
+    assert [row["list"] for row in every["queues"]] == [
         "celery",
         "celery\x06\x163",
         "celery\x06\x166",
@@ -258,7 +261,7 @@ def test_celery_does_not_pay_for_the_plugin():
         check=True,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
-    commands = ["dead", "queue", "session", "status", "stock"]
+    commands = ["dead", "progress", "queue", "session", "status", "stock"]
     assert done.stdout.strip() == str(["cli", *(f"cli.{name}" for name in commands)])
 
 

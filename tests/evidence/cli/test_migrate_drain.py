@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from typing import Any
 
 import pytest
@@ -9,12 +11,15 @@ import redis
 
 from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
+from celery_superfetch.reaper.reaper import BATCH
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.wire.clients import run_id
+from support.process import Process
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
-from support.workers.cli import kill_in_the_middle
+from support.workers.cli import kill_in_the_middle, superfetch_command
 from support.workers.inbox import Inbox, publish, stock
+from support.workers.worker import process_env
 
 
 def jobs(*names: object, queue: str = "mail") -> list[bytes]:
@@ -192,3 +197,46 @@ def test_a_dry_run_says_where_the_jobs_are_that_it_would_give_back(bench, cli):
         0,
         0,
     ]
+
+
+def test_what_a_dry_run_says_of_many_workers_and_queues_is_bounded(bench, cli):
+    """It was a line of 20 kB, after 201 warnings."""
+    for number in range(60):
+        name = f"queue-{number}"
+        owner = bench.owner(elsewhere(f"web-{number}"), lists=[name])
+        bench.give(owner.owner, name, jobs(*range(1 + number % 3), queue=name))
+    said = cli("drain", "--dry-run")
+    assert "Warning: 40 more workers have to be stopped: --json has them all" in said.err
+    assert said.err.count("it has to be stopped") == 20
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) < 400
+    assert lines[0] == "Would give back 0 jobs."
+    forced = cli("drain", "--dry-run", "--force")
+    [line] = [line for line in forced.out.splitlines() if "give back" in line]
+    assert line.startswith("Would give back 120 jobs: ")
+    assert line.endswith("and 90 on 50 other queue lists (--json has them all).")
+    assert "and 40 more workers: --json has them all." in forced.out
+    assert len(cli("drain", "--dry-run", "--json").json()["alive"]) == 60
+    refused = cli("drain", code=1).err
+    assert refused.count("jobs in flight, last heartbeat") == 20
+    assert "and 40 more workers: `drain --dry-run --json` names all" in refused
+
+
+def test_a_forced_drain_says_how_far_it_is_and_ctrl_c_says_how_far_it_came(
+    bench, env, cli, tmp_path, keep
+):
+    """All comes back, once, by the next one."""
+    owner, many = bench.owner(elsewhere(), lists=["mail"]), 30_000
+    bench.give(owner.owner, "mail", jobs(*range(many)))
+    log = tmp_path / "drain.log"
+    command = superfetch_command("drain", "--force")
+    process = keep(Process(command, log=log, env=process_env(env())))
+    eventually(lambda: "Gave back" in process.log(), every=0.001)
+    process.signal(signal.SIGINT)
+    assert process.wait_exit() == 130
+    [said] = re.findall(r"Interrupted: (\d+) jobs went back to their queues", process.log())
+    assert 0 < len(bench.queue()) - int(said) <= BATCH or len(bench.queue()) == int(said)
+    assert int(said) < many
+    rest = cli("drain", "--force")
+    assert "Gave back" in rest.err
+    assert sorted(bench.queue()) == sorted(jobs(*range(many)))

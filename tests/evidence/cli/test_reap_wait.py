@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from time import monotonic
 
@@ -22,9 +23,13 @@ def test_a_silent_owner_of_another_host_is_reaped_by_a_pass_that_stays(make_benc
     dry = cli("reap", "--wait", LONG, "--dry-run", "--json", options=QUICK).json()
     assert (dry["dead"], dry["recovered"]) == ({far.owner: Reason.SILENT.value}, 1)
     assert bench.private(far) == [payload(1)]
+    shown = cli("reap", "--wait", LONG, "--dry-run", options=QUICK).err
+    assert re.search(r"Watching 1 silent worker of other hosts, up to \d+ s more", shown)
     begun = monotonic()
-    done = cli("reap", "--wait", LONG, "--json", options=QUICK).json()
+    result = cli("reap", "--wait", LONG, "--json", options=QUICK)
+    done = result.json()
     assert done["dead"] == {far.owner: Reason.SILENT.value}
+    assert "Watching" not in result.err, "a program has its document"
     assert monotonic() - begun < LONG, "it stays no longer than it has to"
     assert bench.queue() == [payload(1)]
 

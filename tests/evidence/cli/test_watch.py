@@ -8,6 +8,9 @@ import subprocess
 
 import pytest
 
+from celery_superfetch.app.reaper import note
+from celery_superfetch.store.queues import Queues
+from support.workers.bench import payload
 from support.workers.cli import superfetch_command
 from support.workers.terminal import Terminal
 from support.workers.worker import process_env
@@ -73,3 +76,24 @@ def test_into_a_pipe_it_prints_one_after_the_other(as_json, env):
     if as_json:
         document, _ = json.JSONDecoder().raw_decode(said)
         assert document["findings"][0]["code"] == "no-worker"
+
+
+def test_a_status_longer_than_its_terminal_ends_with_the_verdict(bench, env):
+    """It had 73 lines on a terminal of 40: the verdict had gone off the screen."""
+    for number in range(30):
+        name = f"queue-{number}"
+        bench.push(name, payload(number, name))
+    reaper = bench.reaper()
+    note(reaper, reaper.reap())
+    Queues(bench.database).note([f"queue-{number}" for number in range(30)])
+    status = superfetch_command("status")
+    for lines in 24, 200:
+        with Terminal(status, process_env(env()), lines=lines) as terminal:
+            assert terminal.wait_exit() == 0
+            shown = terminal.shows("no live worker is registered", "Server: ")
+            [at] = [n for n, text in enumerate(shown) if text.startswith("Critical: no live")]
+            server = next(n for n, text in enumerate(shown) if text.startswith("Server: "))
+            assert (at > server) == (lines == 24), "it is on the screen once"
+    piped = {"env": process_env(env()), "capture_output": True, "text": True, "timeout": 60}
+    said = subprocess.run(status, **piped)
+    assert said.stdout.count("no live worker is registered") == 1, "a pipe has no screen"

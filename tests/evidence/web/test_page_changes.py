@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app, seen
+from celery_superfetch.inspector import Inspector
 from support.forms import key
 from support.waiting import eventually
 from support.workers.bench import payload
@@ -126,6 +130,65 @@ def test_what_is_kept_for_all_who_look_is_bounded(app, bench):
     for first in range(3 * seen.KEPT):
         page.dead(first, {"task": f"shop.{first}"})
     assert len(page._known) == seen.KEPT
+
+
+def test_a_slow_read_holds_up_those_who_want_the_same_and_nobody_else(app, bench):
+    """All reads waited for each other: one browser that searched took the others' overview from 12
+    ms to 2 s."""
+    page, slow, asked = seen.Seen(app, ()), threading.Event(), list[int]()
+
+    def question(_: Inspector) -> dict[str, Any]:
+        asked.append(len(asked))
+        assert slow.wait(30)
+        return {"found": len(asked)}
+
+    with ThreadPoolExecutor(3) as browsers:
+        try:
+            same = [browsers.submit(page._kept, "slow", question) for _ in range(2)]
+            eventually(lambda: asked)
+            assert page.overview()["verdict"]
+            assert page.dead(0, {})["jobs"] == []
+            assert not any(browser.done() for browser in same), "control: it is still being read"
+        finally:
+            slow.set()
+        assert [browser.result(30) for browser in same] == [{"found": 1}] * 2
+    assert asked == [0], "for both"
+    assert not page._reading
+
+
+def test_many_slow_searches_do_not_hold_up_the_overview(app, bench):
+    page, slow, asked = seen.Seen(app, ()), threading.Event(), list[int]()
+
+    def question(_: Inspector) -> dict[str, Any]:
+        asked.append(len(asked))
+        assert slow.wait(30)
+        return {}
+
+    with ThreadPoolExecutor(2 * seen.SEARCHES) as browsers:
+        try:
+            found = [
+                browsers.submit(page._kept, f"search {number}", question)
+                for number in range(2 * seen.SEARCHES)
+            ]
+            eventually(lambda: len(asked) == seen.SEARCHES)
+            assert page.overview()["verdict"]
+            assert len(asked) == seen.SEARCHES, "the server is not asked for all at once"
+        finally:
+            slow.set()
+        assert [browser.result(30) for browser in found] == [{}] * len(found)
+
+
+def test_an_answer_from_before_a_change_is_not_kept(app, bench):
+    page, answers = seen.Seen(app, ()), iter([{"of": "before"}, {"of": "after"}])
+
+    def question(_: Inspector) -> dict[str, Any]:
+        answer = next(answers)
+        if answer["of"] == "before":
+            page.clear()  # another browser changes something while this is read
+        return answer
+
+    assert page._kept("name", question) == {"of": "before"}
+    assert page._kept("name", question) == page._kept("name", question) == {"of": "after"}
 
 
 def test_a_page_that_changes_nothing_ends_no_job(browse):
