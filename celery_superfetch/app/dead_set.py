@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from redis import Redis
 
 from ..errors import JobNotFound, WrongType
 from ..model.dead_job import Conditions, DeadJob
+from ..model.lazy import lazy_property
 from ..store import dead_set as store
 from ..store.dead_set import BATCH
 from ..store.queues import Queues
@@ -198,7 +198,7 @@ class DeadSet(store.DeadSet):
         _, separator, step = job.queue_list.partition(self.separator)
         return to if self.separator in to else f"{to}{separator}{step}"
 
-    @cached_property
+    @lazy_property
     def _expires(self) -> dict[str, int]:
         """Queue -> ms of its x-expires, as kombu makes them of the app's queues."""
         with routes_of(self.app) as routes:

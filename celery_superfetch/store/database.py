@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import Redis
 
 from ..model.config import Config
+from ..model.lazy import lazy_property
 from .keys import Keys
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Database:
         self.config = config
         self.keys = Keys(config.global_keyprefix)
 
-    @cached_property
+    @lazy_property
     def scripts(self) -> Scripts:
         """Ours; who only publishes runs none."""
         from .wire.scripts import Scripts

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from copy import copy
-from functools import cached_property, partial
+from functools import partial
 from queue import Empty
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
+from ..model.lazy import lazy_property
 from ..model.step import handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
@@ -63,7 +64,7 @@ class Channel(redis.Channel):
         config = Config(global_keyprefix=self.global_keyprefix)
         return Database(Redis(connection_pool=self.pool), config)
 
-    @cached_property
+    @lazy_property
     def place(self) -> str:
         """The name of where its database is."""
         return name_of(self.here())

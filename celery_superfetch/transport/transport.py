@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 from kombu.transport import redis
 
 from ..errors import ConfigError
 from ..model.config import OPTIONS, Config
+from ..model.lazy import lazy_property
 from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
 from ..store.wire.server import warn_once
 from ..store.wire.slots import TAGGED
@@ -78,7 +78,7 @@ class Transport(redis.Transport):
             # Celery's 4 s would end a process's first call while others still look for a primary.
             client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
 
-    @cached_property
+    @lazy_property
     def config(self) -> Config:
         """Raises ``ConfigError`` where an option is impossible."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)

@@ -107,7 +107,8 @@ def storm(history: History, directory: Path, seed: int, options: argparse.Namesp
                 time.sleep(STEP)
         while trouble.lasting():
             time.sleep(STEP)
-        waits = fleet.at_rest(options.patience)
+        if waits := fleet.at_rest(options.patience):
+            fleet.show_stacks()
         for (job, step), stored in fleet.states(sender.steps).items():
             state = outcome(stored)
             if state["state"] != "SUCCESS":

@@ -6,6 +6,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import re
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -157,7 +160,16 @@ class Fleet:
 
         with contextlib.suppress(AssertionError):
             eventually(calm, within, 0.5)
-        return keys
+        return [f"{key} ({', '.join(_jobs_in(client, key))})" for key in keys]
+
+    def show_stacks(self) -> None:
+        """Let each process of each worker write its stacks to its log."""
+        for worker in self.workers.values():
+            for child in worker.children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGUSR2)
+            worker.signal(signal.SIGUSR2)
+        time.sleep(1)
 
     def states(self, steps: list[tuple[str, str]]) -> dict[tuple[str, str], str | None]:
         """What the result backend has of each, as Celery has stored it."""
@@ -175,6 +187,17 @@ def _is_zombie(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def _jobs_in(client: Any, key: str) -> list[str]:
+    """The ids of the first jobs whose messages a key has."""
+    read = {
+        "hash": lambda: client.hvals(key),
+        "list": lambda: client.lrange(key, 0, 9),
+        "zset": lambda: client.zrange(key, 0, 9),
+    }
+    values = read.get(client.type(key), list)()
+    return [found[1] for value in values if (found := re.search(r'"id": "([^"]+)"', value))][:10]
 
 
 def _has_messages(key: str) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -87,6 +87,17 @@ def greet(connection: Any) -> None:
         connection.home.greet(connection)
 
 
+@contextmanager
+def closed_meanwhile() -> Iterator[None]:
+    """Turn what redis-py raises for a connection that another thread or greenlet closed while this
+    one used it into a lost connection. Otherwise the caller takes it for an error of its own: a job
+    whose retry was being sent stayed in flight until its worker ended."""
+    try:
+        yield
+    except (AttributeError, ValueError) as exc:  # its socket, or the file of its replies, is gone
+        raise RedisConnectionError(f"The connection was closed meanwhile ({exc}).") from exc
+
+
 def following(connection_class: Any) -> Any:
     """``connection_class``, but it finds the node that has the primary's part at each connect, and
     leaves one that has it no more: READONLY, MASTERDOWN, MOVED and their like are connection
@@ -133,7 +144,8 @@ def following(connection_class: Any) -> Any:
             # redis-py would connect to where it was last, and ask no Sentinel.
             if self._sock is None:
                 self.connect()
-            super().send_packed_command(command, check_health=check_health)
+            with closed_meanwhile():
+                super().send_packed_command(command, check_health=check_health)
             # As stock waits, if the user set no limit. A greeting, or a ping before it, has ours.
             ours = self.socket_timeout is REPLY_TIMEOUT and not self.replaceable
             if check_health and ours and publishing.get():
@@ -148,7 +160,8 @@ def following(connection_class: Any) -> Any:
             if kwargs.get("timeout", ...) is None:
                 del kwargs["timeout"]
             try:
-                reply = super().read_response(*args, **kwargs)
+                with closed_meanwhile():
+                    reply = super().read_response(*args, **kwargs)
             except MasterDownError as exc:  # to redis-py a ClusterDownError, where there is none
                 self.disconnect()
                 raise orphaned(exc) from exc

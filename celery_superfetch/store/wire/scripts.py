@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...model.job import digest
+from ...model.lazy import lazy_property
 from .server import info, server_version
 
 LUA = Path(__file__).parents[1] / "lua"
@@ -70,7 +71,7 @@ class Scripts:
         flag = "no-writes" if name in READS else "allow-oom"
         return f"#!lua flags={flag}\n{source(name)}" if self._knows_flags else source(name)
 
-    @cached_property
+    @lazy_property
     def _knows_flags(self) -> bool:
         # Acks and claims free memory, so they must run on a server over its limit. Redis 6.2 knows
         # no such line; there the scripts remove before they add, which it allows.
