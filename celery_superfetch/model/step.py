@@ -52,7 +52,7 @@ class Claim(NamedTuple):
     id: str  # empty: the job was acked before it ran, and has no steps
     token: int
     steps: str = ""  # the steps note that earlier runs have left
-    since: float = 0.0  # time of an earlier claim of the message (s since the epoch; 0: not known)
+    since: float = 0.0  # first claim of the message (s since the epoch; 0: this one, or not known)
 
     @property
     def is_over(self) -> bool:

@@ -1,5 +1,13 @@
-"""The start of a job: handed to the pool when a slot is free, it is recorded, and surely ours until
-a time that it carries. What comes too late is handed over again."""
+"""The gate between a worker's consumer and its pool: it starts each job when a slot is free.
+
+Celery's requests call ``pool.apply_async``, which is the gate's. The gate keeps the job until a
+slot is free, records on the server that it runs, and hands it to the pool with a deadline: until
+then no reaper can have declared the worker dead and moved the job. A job that its pool process
+receives later is not run, and comes back to the gate.
+
+If the worker dies, the jobs that the gate keeps were not recorded as running, and are recovered
+without a strike.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +45,20 @@ from .stopping import SOLO, THREADS, is_of, told_to_stop
 
 logger = get_logger(__name__)
 
-TOLD = ("callback", "error_callback", "timeout_callback")  # by a pool, of a job's end
+#: The callbacks by which a pool reports the end of a job.
+CALLBACKS_OF_END = ("callback", "error_callback", "timeout_callback")
 
 
 def sleep_until(due: float) -> None:
-    """gevent's timers count from when its loop looked at the clock last: they may come too early by
-    as long as a greenlet has kept the loop since then."""
+    """Sleep until a time (s since the epoch). gevent's timers count from the moment at which its
+    loop read the clock last: they fire early by as long as a greenlet has kept the loop since
+    then."""
     while (left := due - time.time()) > 0:
         time.sleep(left)
 
 
-def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
-    """For a strategy of a task's own that makes one run of many jobs, and does not ask for this."""
+def _log_lost_batch(target: Any, exc_info: Any) -> None:
+    """Log the loss of a run of many jobs, for a library (batches) that has no callback for it."""
     logger.error(
         "A batch that %s ran was lost, or failed: %s. Jobs that it has not acked stay in flight "
         "until this worker ends, and run again then. Restart it.",
@@ -58,12 +68,12 @@ def _tell_of_lost_batch(target: Any, exc_info: Any) -> None:
 
 
 class Gate(Runner):
-    """Stands before a worker's pool and runs what its connection brings; any thread comes by."""
+    """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers."""
 
     endless = True
     notice: Notices
     _turns = 0
-    _look_again = False  # somebody came by while another handed over
+    _look_again = False  # ``pump`` was called while another thread was in it
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
@@ -75,10 +85,10 @@ class Gate(Runner):
         self.prefork = self.pool.uses_semaphore and not self.pool.options.get("threads", True)
         self._waiting: deque[Handover] = deque()
         self.out: set[Handover] = set()
-        self._turn = threading.Lock()  # held by whoever hands over
+        self._turn = threading.Lock()  # held by the thread that is in ``pump``
         self._apply, self.pool.apply_async = self.pool.apply_async, self.apply_async
         self._process, worker._process_task = worker._process_task, self._process_task
-        if worker.process_task == self._process:  # else it looks for it again at each job
+        if worker.process_task == self._process:  # ``_process_task_sem`` reads the attribute
             worker.process_task = worker.consumer.on_task_request = self._process_task
         self.pool_slots: PoolSlots | None = None
         if self.prefork:
@@ -87,10 +97,12 @@ class Gate(Runner):
 
     @property
     def slots(self) -> int:
-        """How many jobs run at once; gevent's own, on Celery 5.5, is of those that do."""
+        """How many jobs may run at once. Not ``num_processes`` of a gevent pool: on Celery 5.5 it
+        is the number of those that run."""
         return int(self.pool.num_processes if self.pool.uses_semaphore else self.pool.limit)
 
     def pids(self) -> Sequence[tuple[int, str]]:
+        """Return (pid, start time) of each pool process, for the owner record."""
         processes = getattr(self.pool._pool, "_pool", None)
         pids = [process.pid for process in list(processes or ())]
         return sorted((pid, start_time(pid) or "") for pid in pids if pid is not None)
@@ -104,35 +116,45 @@ class Gate(Runner):
     def on_close(self) -> None:
         self._turns = 0
 
-    def turns(self) -> int:  # 0 while a job in the loop's own thread may keep it
+    def turns(self) -> int:
+        """Return the number of ticks of the worker's loop; 0 while a job may block the loop, so
+        that its silence says nothing."""
         return 0 if (self.inline or self.green) and state.active_requests else self._turns
 
-    def reserve(self) -> int:  # not those that wait for their time, or a rate limit
-        # Celery before 5.7 forgets at a reconnect that what runs on was reserved.
+    def reserve(self) -> int:
+        """Return how many jobs wait for a slot, without those that wait for an ETA or a rate
+        limit."""
+        # Before 5.7 Celery forgets at a reconnect that running jobs were reserved.
         return max(0, len(state.reserved_requests) - len(state.active_requests))
 
     def not_before(self, task: str, owner: Any) -> float:
+        """Return when a job of this task may run at the earliest (s since the epoch; 0: now)."""
         return self.notice.not_before(owner.database) if task == ANNOUNCE_TASK else 0.0
 
     def busy(self, unsettled: bool) -> bool:
+        """Return whether the pool has a job."""
         return bool(self.out)
 
-    def free(self) -> int:  # slots for which no job that Celery knows waits
+    def free(self) -> int:
+        """Return the number of slots for which no job of this worker waits."""
         free = self.slots - max(len(state.reserved_requests), len(self.out) + len(self._waiting))
         if self.pool_slots is None:
             return free
         return min(free, self.pool_slots.idle_count - len(self._waiting))
 
     def _has_slot(self, alone: bool) -> bool:
-        """Whether a job would begin at once; ``alone``: a suspect has this worker for itself.
+        """Return whether a job would start at once; ``alone``: a suspect runs alone in this worker.
 
-        A pool process is idle a moment before the job that it has ended leaves ``out``: a job that
-        started then would not take that one's ack along."""
+        Jobs in ``out`` count as well as processes: a pool process is idle a moment before its job
+        leaves ``out``, and if another job started then, its start record would be sent without that
+        job's ack, in a round trip of its own.
+        """
         if len(self.out) >= (1 if alone else self.slots):
             return False
         return self.pool_slots is None or self.pool_slots.idle_count > 0
 
-    def _process_task(self, request: Any) -> None:  # for the worker's own; timers call it, too
+    def _process_task(self, request: Any) -> None:
+        """Process a request, in place of the worker's method of this name. Timers call it, too."""
         try:
             if self.green and request.eta:
                 sleep_until(request.eta.timestamp())
@@ -142,7 +164,8 @@ class Gate(Runner):
                 raise
 
     def apply_async(self, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:
-        """Stands for the pool's own, which gets the job once that may start."""
+        """Queue a job for the pool, in place of the pool's method of this name. What is not a job
+        of a claim (a batch, a task of another transport) goes to the pool at once."""
         end_forked_child(self.pid)
         if not self.pool.uses_semaphore:
             target, options = settle_failures(target, options, self.inline)
@@ -150,11 +173,12 @@ class Gate(Runner):
         delivery = getattr(request, "delivery", None)  # only requests of ours have one
         if delivery is None:
             for owner in owners_here() if self.inline else ():
-                # What runs now may take long. Acks that cannot be sent are kept, and sent again.
+                # The run blocks this thread. Acks that cannot be sent before it are kept and sent
+                # again.
                 with suppress(RedisError, OSError):
                     owner.post()
             if self.prefork:
-                options.setdefault("error_callback", partial(_tell_of_lost_batch, target))
+                options.setdefault("error_callback", partial(_log_lost_batch, target))
             return self._apply(target, args, kwargs or {}, **options)
         handover = Handover(delivery, request, target, args, kwargs or {}, options)
         self._waiting.append(handover)
@@ -164,7 +188,8 @@ class Gate(Runner):
         return (result := request._apply_result) and result()
 
     def pump(self) -> None:
-        """Hand over what may start now; while somebody does, he sees to what comes meanwhile."""
+        """Start the jobs that may start now. If another thread is in here, it starts them: the gate
+        never waits for the lock, since a callback may call this in the middle of a start."""
         self._look_again = True
         while self._look_again and self._waiting and self._turn.acquire(blocking=False):
             self._look_again = False
@@ -177,7 +202,8 @@ class Gate(Runner):
             self.pool_slots.report_loading(len(self._waiting))
 
     def _choose(self) -> tuple[Handover, float] | None:
-        """The next job that may start, and until when; None if none may now."""
+        """Take the next job that may start from the queue, with its deadline; None if none may
+        start now. Requeue on the way what must not start in this worker any more."""
         while self._waiting:
             first = self._waiting[0]
             alone = first.owner.alone
@@ -194,19 +220,21 @@ class Gate(Runner):
         return None
 
     def _hand_over(self, handover: Handover, until: float) -> None:
+        """Give a recorded job to the pool, with callbacks that reach the gate first."""
         request, options = handover.request, dict(handover.options)
         counted = handover.job.queue_list, request.type
         forks = not (self.inline or self.threads or self.green)
         succeed = partial(self.run_counts.hear, *counted, options["callback"])
         again = partial(self.take_back, request)
         options["callback"] = partial(report, succeed, options["error_callback"], again)
-        for name in TOLD:
-            told = partial(call_back, request, self.inline, options[name])
-            options[name] = partial(self._tell, handover, told) if forks else told
+        for name in CALLBACKS_OF_END:
+            callback = partial(call_back, request, self.inline, options[name])
+            options[name] = partial(self._call_and_end, handover, callback) if forks else callback
         if self.threads:
             options["accept_callback"] = partial(handover.accept, options["accept_callback"])
         try:
-            # Celery looked before the job waited here. Threads and greenlets are never told of it.
+            # Celery checked it before the job waited here. A job in a thread or greenlet cannot be
+            # revoked later.
             if handover.waited and request.revoked():
                 self.out.discard(handover)
                 return self._release()
@@ -215,7 +243,7 @@ class Gate(Runner):
             handed = (run_until, until, handover.claim(), handover.target, *args)
             result = self._apply(checked, handed, handover.kwargs, **options)
         except BaseException as exc:
-            # A pool that cannot start a thread has it in its line, and may have begun with it.
+            # A pool that cannot start a thread has the job in its queue, and may have started it.
             if self.threads and not handover.take():
                 self.failure = exc
                 return
@@ -224,7 +252,7 @@ class Gate(Runner):
             if self.prefork:
                 call = handover.args, handover.kwargs
                 request.message.is_read = not drop_unsendable(self.pool, request, call)
-            # This may be a part of another's turn, who must not hear of it.
+            # This may run in a callback of another job, which must not fail by this error.
             short = self.threads and isinstance(exc, RuntimeError)
             if isinstance(exc, Exception) and self._takes_back(request, exc, short):
                 return
@@ -234,57 +262,63 @@ class Gate(Runner):
             self._over(handover)
         elif self.threads:
             result.f.add_done_callback(partial(self._over, handover))
-        elif self.green:  # gevent's, whose ``link`` would start one more greenlet
+        elif self.green:  # not gevent's ``link``, which would start one more greenlet
             result.rawlink(partial(self._over, handover))
 
-    def _tell(
-        self, handover: Handover, tell: Callable[..., object], *args: Any, **kwargs: Any
+    def _call_and_end(
+        self, handover: Handover, callback: Callable[..., object], *args: Any, **kwargs: Any
     ) -> None:
-        """One of the pool's callbacks: its last word on a job, but for that of a soft limit."""
+        """Call a callback of the pool; the job has left the pool then, unless it is a soft
+        limit."""
         try:
-            tell(*args, **kwargs)
+            callback(*args, **kwargs)
         finally:
             if not kwargs.get("soft"):
                 self._over(handover)
 
     def _over(self, handover: Handover, *_: Any) -> None:
+        """Free the slot of a job that has left the pool, and start the next one."""
         self.out.discard(handover)
         if not self.green:
             self.pump()
-        elif self._waiting:  # this is gevent's hub, where nothing may wait
+        elif self._waiting:  # this runs in gevent's hub, which must not block
             self.pool.spawn_n(self.pump)
 
     def _drop(self, handover: Handover, why: str) -> None:
+        """Requeue a job that was queued for the pool, and free its slot in Celery's books."""
         request = handover.request
         state.task_ready(request)
-        handover.delivery.requeue()  # if that is open, and the job still ours
+        handover.delivery.requeue()  # does nothing if the delivery was settled
         request.acknowledged = True
         logger.info("Job %s does not start here: %s.", handover.job.title, why)
         self._release()
 
     def _release(self) -> None:
-        """Celery's slot, as it does itself for a job that was revoked; not all pools have such."""
+        """Release Celery's semaphore, as Celery does for a revoked job; only prefork pools have
+        it."""
         with suppress(AttributeError):
             self.worker._quick_release()
 
     def _takes_back(self, request: Any, exc: Exception, short: bool = False) -> bool:
-        """Whether a job that the pool did not get is put aside, and its slot free again."""
+        """Settle a job that could not be started because of ``exc``, and free its slot; return
+        whether that was done. ``short``: the process cannot start another thread."""
         if not unreceivable.refuses(request.message, exc, request.time_start is not None, short):
             return False
         if self.prefork:
-            # Not here: each of many in a row would be handed over from within the one before.
+            # Not at once: of many such jobs each would start within the call of the one before.
             self.worker.hub.call_soon(self.worker._quick_release)
         return True
 
     def requeue(self, request: Any) -> None:
-        """The pool has forgotten a job that it had not begun with; it goes back to its queue."""
+        """Requeue a job that the pool dropped before it started."""
         for handover in [handover for handover in self.out if handover.request is request]:
             self.out.discard(handover)
             handover.delivery.requeue()
 
     def take_back(self, request: Any) -> None:
-        """The pool came too late to a job: hand it over again, if it is still ours. If its channel
-        is closed it goes back: at the next lost connection Celery forgets what waits for a slot."""
+        """Queue a job again that its pool process received after the deadline, and did not run. If
+        its channel is closed, requeue it instead: it would be lost for this worker at the next lost
+        connection, where Celery forgets what waits for a slot."""
         delivery = request.delivery
         job, owner = delivery.job, delivery.owner
         state.task_ready(request)
@@ -295,7 +329,7 @@ class Gate(Runner):
         owner.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
             owner.unrecord(job)
-        # The process runs others by now: who ends this job must not end that.
+        # The process may run another job by now: if this one is terminated, that must not die.
         request.time_start = request.worker_pid = request._apply_result = None
-        state.task_reserved(request)  # in Celery's books it is one that waits for a slot
+        state.task_reserved(request)  # in Celery's books it waits for a slot again
         self.worker.process_task(request)

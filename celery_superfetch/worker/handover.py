@@ -1,4 +1,8 @@
-"""A job that is handed to the pool: whether it may be now, and what the pool is called with."""
+"""A job on its way from the gate to the pool, and ``run_until``, which the pool calls to run it.
+
+If the process dies before ``run_until`` has begun, the job is in the private list, recorded as
+running since ``may_begin``: it is recovered, with a strike that it may not deserve.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,22 @@ from .outcomes import TooLate
 
 
 class NotStarted(Ignore):
-    """A thread of the pool came to a job that had been withdrawn from it."""
+    """Refusal of a pool's thread to start a job that the gate has withdrawn."""
 
 
 def run_until(
     until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """Run ``target``, in the pool's own process, if it is not past ``until`` (``clock``); ``claim``
-    has the fields of its ``Claim``."""
+    """Run a job where the pool runs it, if its deadline has not passed.
+
+    Arguments:
+        until: the deadline, by ``clock``, which is the same in all processes of a host.
+        claim: the fields of its ``Claim``.
+        target: Celery's tracer; its arguments follow.
+
+    Returns:
+        the outcome of Celery's tracer; ``TooLate`` if the job was not started.
+    """
     if (began := clock()) < until:
         with ending_forked_children(args):
             result = run(Claim(*claim), target, *args, **kwargs)
@@ -36,31 +48,42 @@ def run_until(
 
 
 class Handover:
+    """A job whose request has called ``pool.apply_async``, until it has left the pool.
+
+    Arguments:
+        target: Celery's tracer.
+        apply: args, kwargs and options of ``apply_async``.
+    """
+
     waited = False  # it could not start at once
 
     def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
         self.delivery, self.request, self.target = delivery, request, target
         self.args, self.kwargs, self.options = apply
         self.job, self.owner = delivery.job, delivery.owner
-        self.take = partial(threading.Lock().acquire, False)  # True for whoever comes first
+        #: True for the first caller alone: the pool's thread that starts it, or the gate that
+        #: withdraws it.
+        self.take = partial(threading.Lock().acquire, False)
 
     @property
     def is_ours(self) -> bool:
+        """Whether this worker still may start the job."""
         if self.owner.is_former(self.job):
             return False
-        # With early ack one that was taken back is settled, and nobody else's either.
+        # With early ack a job that came back too late is settled already, and in no other worker.
         return bool(self.request.acknowledged or self.owner.may_start(self.job))
 
     def may_begin(self) -> float:
-        """Record it and note that the pool has it; until when it may begin, 0 for not now."""
+        """Record that the job runs; return its deadline (``clock``), 0 if it may not start now."""
         if self.request.acknowledged:
             return self.owner.deadline(self.job)
-        # With early ack it may be settled before it runs: there would be no record to make.
+        # With early ack the job may be settled before it runs: no start record is needed.
         return self.owner.begin(self.job, record=self.request.task.acks_late)
 
     def claim(self) -> tuple[Any, ...]:
-        """The fields of a ``Claim`` for who runs it. With early ack it is over by then, and nothing
-        is handed on for it."""
+        """Return the fields of the job's ``Claim``, for the process that runs it. With early ack
+        they are empty: the claim ends before the run, and the job's steps are published as in
+        stock."""
         delivery, claimed = self.delivery, self.delivery.claimed
         (job, counters), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
@@ -72,14 +95,16 @@ class Handover:
 
     @property
     def decoded(self) -> Any:
-        """``args`` for Celery's tracer in this process, where the request has read the body."""
+        """The arguments for Celery's tracer in this process, with the body that the request has
+        decoded: decoding it again would double the cost."""
         if not is_tracer(self.target):
             return self.args
         name, id, request, body, content_type, _ = self.args
         return name, id, request, self.request.message.payload if content_type else body, None, None
 
     def accept(self, accept: Callable[..., Any], *args: Any) -> Any:
-        """In a thread of the pool; what was given up is still in its line."""
+        """Call the pool's accept callback, in a thread of the pool. NotStarted: the gate has
+        withdrawn the job, which is still in the pool's queue."""
         if not self.take():
-            raise NotStarted("given up")
+            raise NotStarted("withdrawn")
         return accept(*args)

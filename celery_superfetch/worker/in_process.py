@@ -1,5 +1,6 @@
-"""Pools that run jobs in the worker's own process (threads, greenlets, solo): where Celery's code
-around a job's body raises, a thread or a greenlet swallows it, and the worker's own thread ends."""
+"""Pools that run jobs in the worker's own process (threads, greenlets, solo): settles jobs for
+which Celery's code around the body raises. A thread or a greenlet would swallow that error, and the
+job stay in flight; in a solo pool the worker would end by it. The gate calls this for each job."""
 
 from __future__ import annotations
 
@@ -16,15 +17,25 @@ from .unreceivable import is_trouble
 
 logger = get_logger(__name__)
 
-#: What a task raises to stop its worker. Celery lets both through, and the job would stay in flight
-#: until the worker has ended, which gave it back without a strike: worker after worker ended by it.
+#: Exceptions by which a task stops its worker. Celery lets them through; if the job stayed in
+#: flight until the worker has ended, it would be requeued without a strike, and end worker after
+#: worker.
 ENDS_OF_WORKERS = WorkerShutdown, WorkerTerminate
 
 
 def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
-    """What to run instead of ``target``, so that the job fails then, as in a process, and does not
-    stay in flight. ``inline``: a result backend that is away is left to the worker's own thread,
-    as a lost connection."""
+    """Wrap what the pool runs, so that an error around the body fails the job, as in a pool
+    process.
+
+    Arguments:
+        target: Celery's tracer.
+        options: of ``apply_async``; without callbacks ``target`` is returned as it is.
+        inline: a solo pool: there an error of the result backend's server is raised, for which the
+            worker's loop reconnects.
+
+    Returns:
+        the function to run instead, and the options to use with it.
+    """
     succeed, fail = options.get("callback"), options.get("error_callback")
     id, request = options.get("correlation_id"), request_of(options.get("accept_callback"))
     if succeed is None or fail is None:
@@ -40,7 +51,6 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
             raise
         except Exception as exc:
             info = info_of(exc)
-            # A plain one, where that of the user would fail whatever looks at it.
             error = exception_of(info)
             if inline and is_trouble(error):
                 raise
@@ -52,5 +62,5 @@ def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
     def ended(result: Any) -> None:
         (fail if isinstance(result, ExceptionInfo) else succeed)(result)
 
-    vars(run)["__wrapped__"] = target  # by which a tracer is known
+    vars(run)["__wrapped__"] = target  # ``is_tracer`` reads it
     return run, {**options, "callback": ended}

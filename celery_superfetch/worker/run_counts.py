@@ -1,4 +1,6 @@
-"""What the runs of a worker came to, kept until they are counted on the server."""
+"""Counts how the runs of a worker end and how long they take, for metrics. Maintenance adds the
+counts to the server's at the pace of the heartbeats; counts that were not added are lost with the
+process."""
 
 from __future__ import annotations
 
@@ -14,25 +16,26 @@ from .outcomes import exception_of, failure_of
 
 
 class RunCounts:
-    """Thread-safe: a pool of threads says it in its own."""
+    """The counts of one worker since they were last added to the server's. Thread-safe: in a pool
+    of threads a job's thread counts its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Pairs of queue list and task that are told apart until the next report.
+        #: Pairs of queue list and task that are counted apart until the next report.
         self._pairs: set[tuple[str, str]] = set()
         self._tally = Tally()
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
-        """Stands before what a pool tells of the end of a run."""
+        """Count the end of a run, then call the pool's callback ``tell`` with its result."""
         _, _, seconds = result if isinstance(result, tuple) else (False, None, None)
-        # Without a time it was cut short, as a greenlet is that was killed.
+        # A run without a time was cut short: its greenlet was killed.
         if seconds is not None:
             failed = failure_of(result)
             self.note(queue_list, task, exception_of(failed) if failed else None, seconds)
         return tell(result)
 
     def note(self, queue_list: str, task: str, error: BaseException | None, seconds: float) -> None:
-        """A run has ended, by what it raised if it did."""
+        """Count the end of a run. ``error``: what it raised; None: it returned."""
         how = SUCCEEDED if error is None else _how(error)
         with self._lock:
             if (queue_list, task) not in self._pairs and len(self._pairs) >= MOST:
@@ -43,7 +46,8 @@ class RunCounts:
             self._tally.note(how, queue_list, task, seconds)
 
     def count(self, database: Database) -> None:
-        """Add them up on the server; raises RedisError, and then some may come twice."""
+        """Add the counts to the server's. If that raises RedisError, they are kept for the next
+        call; those whose reply was lost are then added twice."""
         with self._lock:
             tally, self._tally = self._tally, Tally()
             pairs, self._pairs = self._pairs, set()

@@ -1,5 +1,10 @@
-"""Jobs that a worker's consumer does not get: they are over their limit, or due later, or Celery
-cannot read them. What it raises would end worker after worker, each of which gives them back."""
+"""Jobs that this worker settles before a run: over their limit (dead-lettered), due later (parked),
+or unreadable for Celery (dead-lettered). If Celery got an unreadable one, the error would end the
+worker, which requeues the job, and so end one worker after another.
+
+The channel calls ``intercept`` and ``parks`` for each claimed job; Celery's errors come to
+``refuses``. If the worker dies before a job is settled, the job is in the private list.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ FAR = 10 * 365 * 86_400
 
 def intercept(claimed: Claimed, channel: Any) -> bool:
     """Move a job that has used up its strikes or stops to the dead set, and one before its last
-    stop to probation; whether it has left this worker."""
+    stop to probation; return whether it has left this worker. A receiver may spare the job."""
     counters, owner, job = claimed.counters, channel.owner, claimed.job
     if counters is None or not (counters.strikes or counters.stops):
         return False
@@ -43,7 +48,7 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
         owner.kill_if_over_limit(job, app, limits)
         if not owner.holds(job):
             return True
-    # Whatever stops a worker cuts all short that run there. Alone, only the one that does it is.
+    # A stop cuts short all jobs of a worker. If this one runs alone, it is the only one to blame.
     is_next_the_last = stop_limit is not None and stops == stop_limit - 1
     goes_on_probation = is_next_the_last and not counters.probation
     if stops >= STOPS_NAMED or goes_on_probation:
@@ -60,7 +65,8 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
 
 
 def parks(message: Any) -> bool:
-    """Whether a job is due so much later that it waits on the server until then, and not here."""
+    """Park a job that is due so much later that it waits on the server and not in this worker;
+    return whether that was done."""
     delivery = delivery_of(message)
     if delivery is None or not (due := _due(message, delivery.owner)):
         return False
@@ -79,10 +85,10 @@ def parks(message: Any) -> bool:
 
 
 def _due(message: Any, owner: Owner) -> float:
-    """When a job is due (s since the epoch); 0: at once, since it is revoked, or Celery has
-    something to say of it."""
+    """Return when a job is due (s since the epoch); 0: at once, also if it is revoked, or cannot be
+    read: Celery then handles that."""
     try:
-        # Before protocol 2 the body says it.
+        # In protocol 1 the body has these fields.
         fields = message.headers if "task" in message.headers else message.payload
         if fields.get("id") in state.revoked:
             return 0.0
@@ -92,7 +98,8 @@ def _due(message: Any, owner: Owner) -> float:
 
 
 def fault_of(request: Any) -> str | None:
-    """What fails only in the pool, and would leave the job unsettled."""
+    """Return what is wrong with a request's fields, if it would raise only in the pool and leave
+    the job unsettled; None if nothing is. Raises TypeError for an id that cannot be hashed."""
     (_, kwargs, embed), limits = request._payload, request.time_limits
     for name, value, kinds in (
         ("timelimit", limits, (list, tuple)),
@@ -103,7 +110,7 @@ def fault_of(request: Any) -> str | None:
     ):
         if not isinstance(value, kinds):
             return f"{name!r} cannot be {describe(value)}"
-    hash((request.id, *(request.stamped_headers or ())))  # Celery looks whether they are revoked
+    hash((request.id, *(request.stamped_headers or ())))  # Celery looks them up in ``revoked``
     hard, soft = limits
     for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
@@ -112,14 +119,27 @@ def fault_of(request: Any) -> str | None:
 
 
 def is_trouble(exc: BaseException) -> bool:
-    """Whether it tells of a server that is away, or refuses, and so says nothing of the job."""
+    """Return whether an error is of a server that is away, or refuses, so that the job is not to
+    blame. A ``DataError`` is: redis-py refuses a value of the job."""
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
 def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool = False) -> bool:
-    """Put a job aside that Celery could not read; False when ``exc`` tells of something else.
-    Raises what ends a worker that is at fault. ``ran``: whether it has begun, if that is known;
-    ``short``: the worker is short of threads."""
+    """Settle a job that failed before its run.
+
+    Arguments:
+        message: kombu's.
+        exc: the error of Celery, of a request class or of the pool.
+        ran: whether the job has started, if that is known.
+        short: the process cannot start another thread.
+
+    Returns:
+        whether the job was settled (dead-lettered if it is unreadable); False: ``exc`` is of the
+        server, of another job or of the worker's stop, and the caller raises it.
+
+    Raises:
+        RuntimeError: the worker is at fault, and ends by it; the job was requeued.
+    """
     delivery = delivery_of(message)
     shown = exception_of(info_of(exc))  # a plain one, where the log could not print it
     if delivery is None or is_trouble(shown) or told_to_stop(delivery.owner):
@@ -170,7 +190,9 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
 def settle(
     delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *args: Any
 ) -> DeadJob | None:
-    """Have a job end in a way of ``LostRuns``, if need be later; the dead job, if it is one now."""
+    """Settle a job by ``way``, a method of ``LostRuns`` that is called with the job, ``why`` and
+    ``args``; if the server is away, later, by the maintenance thread. Return the dead job, if it is
+    one now."""
     end = partial(delivery.end_by, way, why, *args)
     try:
         return end()

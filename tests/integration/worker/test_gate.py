@@ -117,10 +117,10 @@ def test_a_soft_time_limit_is_not_the_end_of_a_job(started, shop):
     gate, told = started("prefork"), []
     shop.run("a")
     [running] = gate.out
-    gate._tell(running, lambda **how: told.append(how), soft=True)
+    gate._call_and_end(running, lambda **how: told.append(how), soft=True)
     assert told == [{"soft": True}]
     assert gate.out == {running}
-    gate._tell(running, told.append, "the end")
+    gate._call_and_end(running, told.append, "the end")
     assert told[1:] == ["the end"]
     assert not gate.out
 
