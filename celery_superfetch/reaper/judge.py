@@ -1,4 +1,6 @@
-"""What becomes of jobs that their owner cannot go on with: decided on, carried out, and told."""
+"""Decides on jobs whose owner lost them, for the reaper and for ``LostRuns``: builds the
+recoveries, asks the receivers of ``job_recovering``, and logs and signals what was done. The
+scripts that the callers run in between move and count the jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class Judge(StrikeCounters):
-    """Recovers jobs, of the dead and one's own, or kills them."""
+    """The strike counters, with the recoveries that follow from them."""
 
     def recoveries(
         self,
@@ -37,9 +39,13 @@ class Judge(StrikeCounters):
         struck: Collection[str] = (),
         **details: str,
     ) -> list[Recovery]:
-        """What is to be decided on: jobs of one owner that ran ``running``, with what is
-        remembered of each; those with a digest that was ``struck`` by this death get no further
-        strike of it. ``details`` as for ``Recovery.of``."""
+        """Build the recoveries of some jobs of one owner, from the history of each.
+
+        Arguments:
+            running: the jobs that the owner was running.
+            struck: digests that have had the strike of this death: copies of a message share them.
+            details: as for ``Recovery.of``.
+        """
         recoveries, counters = [], self.counters([digest(job.payload) for job in jobs])
         for job, record in zip(jobs, counters, strict=True):
             blamed = blame(job.claim_id, running, record, limits)
@@ -53,8 +59,9 @@ class Judge(StrikeCounters):
 
 
 def ask(recovery: Recovery, sender: Any) -> Decision:
-    """What the receivers of ``job_recovering`` decide; KILL outweighs RECOVER, and the shipped
-    guard decides where no other does. One that raises, or answers anything else, has no say."""
+    """Ask the receivers of ``job_recovering``. KILL outweighs RECOVER, and the shipped guard
+    decides if no other receiver does. A receiver that raises, or answers anything else, is
+    ignored."""
     guard, others = Decision.RECOVER, set()
     for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
         if type(answer) is not Decision:  # its ``__class__`` may be anything, too
@@ -75,11 +82,14 @@ def ask(recovery: Recovery, sender: Any) -> Decision:
 
 
 def warn_of(recovery: Recovery) -> None:
+    """Log a job's strike or stop, and the next consequence."""
     logger.warning("Job %s: %s (%s).", recovery.title, recovery.outlook, recovery.reason)
 
 
 def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
-    """Say what was done; returns a job that was killed."""
+    """Log and signal the outcome of a recovery; return the dead job, if it is one now. If the
+    process dies before that, the job has moved, and its signal is missed; a notice is on its
+    queue."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         often = recovery.blame is Blame.STOP and recovery.stops >= STOPS_NAMED
@@ -98,6 +108,6 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         command(),
         dead.id,
     )
-    if outcome.notice is None:  # else that has it to tell
+    if outcome.notice is None:  # else the notice sends the signal
         job_killed.send(sender=sender, job=dead)
     return dead

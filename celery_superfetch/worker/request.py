@@ -1,4 +1,8 @@
-"""The request class: it sees that its run was cut short, and settles its job by that."""
+"""The request class of a worker: finds out whether a run was cut short (its pool process was lost,
+a hard time limit, a stop), and settles the job by that: ack, requeue, recover or dead-letter.
+
+If the worker dies before a job is settled, the job is in the private list and is recovered.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +46,22 @@ ASKS_FIRST = "celery.worker.strategy:default"
 
 EXITED = "Worker exited prematurely: "  # how billiard begins
 
-#: Headers that say something of one delivery, and nothing of the job.
+#: Headers of one delivery, which a retry of the job must not carry on.
 OF_THE_DELIVERY = frozenset({DELIVERY, CARRIED, "redelivered"})
 
 
 class CountedRequest(Request):
-    """Goes before a task's own class: what Celery requeues for a lost child, without a signal, a
-    count and an end, comes to the guard."""
+    """The request of a job that has a claim; it comes before a task's own request class.
 
-    _cut_short = ""  # why its run was
+    Celery requeues a job whose pool process was lost, without a count: it would kill process after
+    process. This class recovers the job with a strike, so that the guard can end that.
+    """
+
+    _cut_short = ""  # the reason why its run was cut short
     _killed = False  # it is in the dead set
     _greenlet_killed = False
-    _settles = False  # its run is over, and whoever ran it is about to say so
-    _ended_its_worker = False  # its task raised what ends a worker
+    _settles = False  # its run is over, and its greenlet is about to settle it
+    _ended_its_worker = False  # its task raised an exception that ends a worker
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self.delivery = delivery_of(message)  # None for what is not fetched reliably
@@ -77,12 +84,13 @@ class CountedRequest(Request):
         message.is_read = True  # what fails from now on is the worker's fault
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        """A cold shutdown, or a lost connection, ends what runs; it goes back to its queue."""
+        """End the run of a job and requeue it: called at a cold shutdown and at a lost
+        connection."""
         if pool.is_green and self._settles:
-            return  # killed while it waits for the server, the greenlet would never say so
+            return  # if it were killed while it waits for the server, the job would not be settled
         self._greenlet_killed = pool.is_green
-        # Celery notes it once the result backend knows. Were that away, the end of the child would
-        # count as a revocation, whose ack loses the job.
+        # Celery sets this after it has told the result backend. If that were away, the end of the
+        # pool process would count as a revocation, whose ack loses the job.
         self._already_cancelled = True
         try:
             super().cancel(pool, *args, **kwargs)
@@ -94,7 +102,7 @@ class CountedRequest(Request):
                     self.title,
                 )
                 return
-            # We are in a signal handler on top of the job: Celery's own error would fail it.
+            # This signal handler runs on top of the job: Celery's own error would fail the job.
             self._announce_cancelled(**{k: kwargs[k] for k in kwargs if k == "emit_retry"})
             if not self.acknowledged:
                 self._requeue()
@@ -111,6 +119,8 @@ class CountedRequest(Request):
         return bool(self._already_cancelled or self._already_revoked or self.id in state.revoked)
 
     def _requeue(self) -> None:
+        """Requeue the job after its run was ended on purpose. If the worker is stopping, the
+        channel requeues it with the others when it closes."""
         if (delivery := self.delivery) is None:
             return
         if told_to_stop(delivery.owner):
@@ -119,25 +129,28 @@ class CountedRequest(Request):
             return
         self.acknowledged = True
         if self._greenlet_killed:
-            # Its end may still come to it, in the middle of a wait: another gives it back.
+            # The kill may reach this greenlet in the middle of a wait: the maintenance thread
+            # requeues.
             delivery.owner.overdue.append(delivery.requeue)
         else:
             delivery.requeue()
 
     def revoked(self) -> Any:
-        """Also asked of one that was taken back: its end is not ours to tell."""
+        """Return whether the job is revoked; False if ownership was lost: another worker announces
+        its end."""
         delivery = self.delivery
         gone = delivery is not None and not delivery.owner.holds(delivery.job)
         return (self.acknowledged or not gone) and super().revoked()
 
     def end_killed(self, pool: Any) -> None:
+        """End the run of a job that an operator has moved to the dead set."""
         self._killed = True
         self.terminate(pool)
 
     def _announce_revoked(self, *args: Any) -> None:
         if not self._killed:
             return super()._announce_revoked(*args)
-        # Its caller is told that it was killed.
+        # Not Celery's: its result says that it was killed, and not that it was revoked.
         state.task_ready(self)
         self.acknowledge()
         self._already_revoked = True
@@ -158,9 +171,9 @@ class CountedRequest(Request):
         own = self.delivery is not None and not self._was_told
         self._ended_its_worker = own and isinstance(exc, ENDS_OF_WORKERS)
         if own and isinstance(exc, (Terminated, SystemExit, KeyboardInterrupt)):
-            # The child outlived the signal for an earlier job, and died of this one. Celery would
-            # take it for revoked, and its ack would lose it. Or the task ended it: Celery 5.6 would
-            # have that failed, or lost, as its billiard says.
+            # The pool process was sent a signal for an earlier job, and died in this one: Celery
+            # would take this one for revoked, and its ack would lose it. Or the task ended its
+            # process: Celery 5.6 would take that for a failure, or a loss, by billiard's version.
             status = exc.args[0] if exc.args else 0
             how = human_status(status if isinstance(status, int) else 1)
             if self._ended_its_worker:
@@ -172,16 +185,16 @@ class CountedRequest(Request):
             except WorkerLostError as lost:
                 exc, exc_info = lost, ExceptionInfo()
         if isinstance(exc, MemoryError):
-            # Celery would raise it here, and worker after worker would end over it.
+            # Celery would raise it in this process, and one worker after another would end by it.
             exc_info.exception = RuntimeError(describe(exc))
         if isinstance(exc, TimeLimitExceeded):
             seconds = describe(exc.args[0]) if exc.args else "?"  # a task may raise it, too
             self._cut_short = f"hard time limit ({seconds} s)"
         elif not isinstance(exc, (Reject, Terminated)):
-            # A task's own Reject is on purpose; what else ends in a requeue is a lost child.
+            # A task's own Reject is on purpose; all else that ends in a requeue is a lost process.
             why = message_of(exc).removeprefix(EXITED).partition(" Job: ")[0]
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
-            # A thread or a greenlet does not end: what it says of a loss is what its task raised.
+            # A thread or a greenlet is not lost: such an error was raised by its task.
             ended = processes and isinstance(exc, WorkerLostError)
             self._cut_short = f"pool process lost: {why}" if ended else f"it raised {why}"
         try:
@@ -191,7 +204,7 @@ class CountedRequest(Request):
             raise
         finally:
             if self._already_cancelled and not self.acknowledged:
-                # Only now has its child ended, so that it cannot run beside itself.
+                # Only now has its pool process ended: before, the job could run twice at once.
                 self._requeue()
 
     def _success_was_stored(self) -> Any:
@@ -212,13 +225,14 @@ class CountedRequest(Request):
         if soft:
             return super().on_timeout(soft, timeout)
         if self._killed:
-            return None  # the result tells of its death, and the timeout comes second
+            return None  # its result says that it was killed; the timeout must not replace that
         self._cut_short = f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)
         finally:
             if not self.acknowledged:
-                # Before 5.7 Celery leaves this to the loss of the child, which greenlets have not.
+                # Before 5.7 Celery leaves this to the loss of the process, which a greenlet has
+                # not.
                 self.reject(requeue=True)
 
     def acknowledge(self) -> None:
@@ -230,18 +244,18 @@ class CountedRequest(Request):
             self._requeue()
         else:
             if poller and not (self.acknowledged or poller.inline) and delivery.is_open:
-                # Celery leaves it to its loop's next turn, too late for the job that gets the slot
-                # now, and takes this ack along.
+                # Celery would ack in the loop's next tick. Now, the next job's start record is sent
+                # with this ack, in one round trip.
                 delivery.ack()
                 self.acknowledged = True
             super().acknowledge()
         if poller:
-            # Before 5.7 Celery's loop sleeps over what a thread, or greenlet, has given it to do.
+            # Before 5.7 a call that a thread or a greenlet queues does not wake Celery's loop.
             poller.wake(end_round=True)
 
     def reject(self, requeue: bool = False) -> Any:
         if requeue and self._already_cancelled:
-            return None  # ``on_failure`` gives it back
+            return None  # ``on_failure`` requeues it
         self._settles = True
         delivery = self.delivery
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
@@ -264,18 +278,19 @@ class CountedRequest(Request):
         return None
 
     def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
-        """Celery 5.7 (``task_retry_on_worker_lost``) sends a job whose child was lost anew: with
-        other bytes, so its strikes go with it in a header, and at the last one it is killed
-        instead. Where it is not sent (False), Celery goes on as without that setting."""
+        """Publish a job again whose pool process was lost, as Celery 5.7 does with
+        ``task_retry_on_worker_lost``. The new message has other bytes, and so another history: its
+        strikes go with it in a header. At its last strike the job is dead-lettered instead. Return
+        False if it was not published; then Celery continues as without that setting."""
         delivery, late, context = self.delivery, self.task.acks_late, self._context
         if delivery is None:
             return bool(super()._retry_worker_lost(exc, exc_info))
         innocent = told_to_stop(delivery.owner) or self._already_cancelled
         recoverable = late and self.task.reject_on_worker_lost
         if innocent and recoverable:
-            return False  # it is recovered as it is: no strike of its own, and none of its retries
+            return False  # it is recovered as it is, without a strike, and uses up no retry
         try:
-            # In other bytes nobody would know what it has handed on.
+            # The steps note would not be found for other bytes, and each step be published again.
             if recoverable and delivery.owner.has_handed_on(delivery.job):
                 return False
             judged = delivery.owner.sent_anew(
@@ -287,7 +302,7 @@ class CountedRequest(Request):
                 settled=not late,
             )
         except (RedisError, OSError) as error:
-            # A job that goes back to its queue instead is counted when the server answers.
+            # The job is recovered instead, when the server answers, and counted then.
             logger.warning("Job %s lost its run and cannot be sent anew: %s", self.title, error)
             return False
         if isinstance(judged, Carried):

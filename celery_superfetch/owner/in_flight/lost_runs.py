@@ -1,4 +1,9 @@
-"""Jobs of a live owner that end otherwise than by ack or requeue."""
+"""Settles jobs of a live owner that end neither by an ack nor by a requeue: their pool process was
+lost, they are over a limit, they cannot be read, or an operator kills them.
+
+Each job moves, and is counted, in one script (``recover.lua``, ``kill.lua``). If the process dies
+before that, the job is in the private list, and the reaper decides on it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +24,16 @@ from .in_flight import InFlight
 
 logger = logging.getLogger(__name__)
 
-DECISIONS = 5  # times that a decision is taken, where others change the counters meanwhile
+DECISIONS = 5  # tries to decide on a job whose counters another owner changes meanwhile
 
 
 class LostRuns(Judge):
-    """Recovers or kills jobs that this process holds. Each method returns the dead job if it has
-    killed one. Where one raises ``RedisError`` the job stays held. ``sender``: the Celery app, for
-    ``job_recovering``."""
+    """The settlement of lost jobs of one process.
+
+    Each method recovers or dead-letters a job of this process, and returns the dead job if it is
+    one now. If it raises ``RedisError``, the job stays in flight. ``sender`` is the Celery app, for
+    ``job_recovering``.
+    """
 
     def __init__(self, in_flight: InFlight) -> None:
         super().__init__(in_flight.database)
@@ -41,16 +49,21 @@ class LostRuns(Judge):
         stopping: bool = False,
         excused: bool = False,
     ) -> DeadJob | None:
-        """Settle a job whose run was lost. ``stopping``: the process has been told to stop, and so
-        perhaps its children; ``excused``: the process is at fault, and the job gets no strike."""
+        """Recover or dead-letter a job whose run was lost.
+
+        Arguments:
+            stopping: this worker is stopping, and may have ended the run: it counts as a stop.
+            excused: the worker is at fault: the job gets no strike.
+        """
         running = Running((job.claim_id,), excused=excused, stopping=stopping, own=True)
         done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
         return tell(done, sender) if done else None
 
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
-        """Kill a claimed job that has used up its strikes or stops, unless a receiver spares it.
-        It came back all the same: the worker that recovered it was another app's, which does not
-        know its limits, or a worker gave it back as it stopped, and decides nothing then."""
+        """Dead-letter a claimed job that has used up its strikes, stops or deaths alongside others,
+        unless a receiver spares it. Such a job is claimed if the worker that recovered it was
+        another app's, which does not know its limits; or a stopping worker requeued it, which
+        decides nothing."""
         for _ in range(DECISIONS):
             recovery = self._recovery(job, "", Running(), limits)
             counted = recovery.recoveries > 1 or recovery.stops
@@ -66,10 +79,17 @@ class LostRuns(Judge):
     def sent_anew(
         self, job: Job, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
     ) -> Carried | DeadJob | None:
-        """Judge a job whose pool child was lost, and that is about to be sent as a new message:
-        what that has to carry; the dead job, if this was its last strike; or None when it must not
-        be sent, since it was taken away, or was ``settled`` before it ran (so that nothing is left
-        to move) and is out of strikes. ``blame``: NONE when the loss is nobody's fault."""
+        """Decide on a job whose pool process was lost, and which Celery is about to publish again
+        as a new message (``task_retry_on_worker_lost``).
+
+        Arguments:
+            blame: NONE if the job is not to blame for the loss.
+            settled: the job was acked before it ran: nothing can be moved to the dead set.
+
+        Returns:
+            what the new message has to carry; or the dead job, if this was its last strike; None if
+            no message must be sent: ownership was lost, or a settled job has used up its strikes.
+        """
         self.in_flight.confirm_starts()
         for _ in range(DECISIONS):
             if not settled:
@@ -106,7 +126,8 @@ class LostRuns(Judge):
         return Carried(recovery.strikes, since, history)
 
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Kill it, whoever is to blame (None: it was taken away); who asked tells its caller."""
+        """Dead-letter a job without a notice: its caller is informed by the code that calls this.
+        ``junk``: its payload is no message. Returns None if ownership was lost."""
         changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
         done = self._settle(
             job, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
@@ -118,7 +139,7 @@ class LostRuns(Judge):
         return dead
 
     def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
-        """Move a job to the dead set that somebody wants there, also while it runs."""
+        """Dead-letter a job that an operator wants in the dead set, also while it runs."""
         self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
@@ -129,7 +150,7 @@ class LostRuns(Judge):
         return None
 
     def quarantine(self, job: Job) -> DeadJob | None:
-        """Move a payload that is no message to the dead set: it would end us."""
+        """Dead-letter a payload that is no message: decoding it would end the worker."""
         if dead := self.bury(job, "unparseable payload", junk=True):
             logger.error(
                 "An item on queue %s was put into quarantine: unparseable payload (%d bytes, "
@@ -153,18 +174,22 @@ class LostRuns(Judge):
         notice: bool = True,
         **changes: Any,
     ) -> Outcome | None:
-        """Decide on a job until nobody has counted it meanwhile; None where no decision held."""
+        """Decide on a job (``how``) and carry the decision out; again if the job's counters have
+        changed in between. If the reply to an earlier try was lost, find the job's entry in its
+        history instead of counting it twice. Return None if no decision held: the job is
+        requeued."""
         self.in_flight.confirm_starts()
         counted = {"owner": job.owner, "claim": job.claim_id}.items()
         for _ in range(DECISIONS):
             recovery = replace(self._recovery(job, reason, running, limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
-                # The answer was lost. It went back, and may be another claim of ours by now.
+                # The reply was lost: the job was recovered, and this worker may have claimed it
+                # again.
                 self.in_flight.drop(job)
                 return Outcome(self._recovery(job, reason, Running(), limits).latest(), b"ok")
             if done := self._carry_out(recovery, how(recovery), notice=notice):
                 return done
-        # The job was taken away, or somebody counts it without end.
+        # Ownership was lost, or other owners change its counters without end.
         self.in_flight.end(job)
         self.in_flight.requeue([job])
         return None
@@ -179,7 +204,7 @@ class LostRuns(Judge):
     def _carry_out(
         self, recovery: Recovery, decision: Decision, *, notice: bool = True
     ) -> Outcome | None:
-        """Do it; None when the decision no longer held, or the job was taken away."""
+        """Carry a decision out; None if it no longer holds, or ownership was lost."""
         job, in_flight = recovery.job, self.in_flight
         if job not in in_flight.jobs:
             return None
