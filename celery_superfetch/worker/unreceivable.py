@@ -37,13 +37,14 @@ FAR = 10 * 365 * 86_400
 
 def intercept(claimed: Claimed, channel: Any) -> bool:
     """Move a job that has used up its strikes or stops to the dead set, and one before its last
-    stop to probation; return whether it has left this worker. A receiver may spare the job."""
+    stop to probation, as one before its last strike where a crash ends all jobs of the worker;
+    return whether it has left this worker. A receiver may spare the job."""
     counters, owner, job = claimed.counters, channel.owner, claimed.job
     if counters is None or not (counters.strikes or counters.stops):
         return False
     app = owner.runner.worker.app
-    limits, stops = limits_of(app), counters.stops
-    stop_limit = limits.stops(parse(job.payload).task) if stops else None
+    limits, stops, task = limits_of(app), counters.stops, parse(job.payload).task
+    stop_limit = limits.stops(task) if stops else None
     if counters.strikes or (stop_limit is not None and stops >= stop_limit):
         owner.kill_if_over_limit(job, app, limits)
         if not owner.holds(job):
@@ -59,9 +60,21 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
             stops_outlook(stops, stop_limit),
             "; before that it runs alone" if is_next_the_last else "",
         )
+    # It was recovered to its queue, since it had lost only its own pool processes. In this worker
+    # its next loss would be a suspect strike, which is never the last: one run too many.
+    strike_limit = limits.strikes(task)
+    before_last = strike_limit is not None and (counters.strikes or 0) >= strike_limit - 1 > 0
+    if before_last and not counters.probation and crash_ends_all_jobs(owner):
+        goes_on_probation = True
     if goes_on_probation:
         owner.put_on_probation(job)
     return goes_on_probation
+
+
+def crash_ends_all_jobs(owner: Owner) -> bool:
+    """Return whether a job that kills its process ends all jobs of the worker: threads and
+    greenlets, but no pool of processes."""
+    return not owner.runner.prefork
 
 
 def parks(message: Any) -> bool:

@@ -13,6 +13,7 @@ class Runner:
     worker: Any = None  # Celery's; another consumer has none
     node = ""  # Celery's name of it
     tasks = ""  # tells its set of tasks from others
+    prefork = False  # each job runs in a process of its own
     inline = False  # jobs are sure to run in the thread that delivers them (Celery's solo pool)
     endless = False  # its loop turns until it ends, and hears who rings from another thread
     #: Makes the notice of a killed job for its queue list; None: nobody here could tell its caller.

@@ -195,6 +195,11 @@ def own_losses() -> None:
     Recovery.of = lambda *args, **named: recovery_of(*args, **{**named, "own": False})
 
 
+def last_strikes_alone() -> None:
+    """A job one strike before its last runs alongside others on threads."""
+    unreceivable.crash_ends_all_jobs = lambda owner: False
+
+
 def a_hearing() -> None:
     """Who has another start time is dead, whether it is heard or not."""
     evidence.look_at = lambda *process: (
