@@ -57,6 +57,7 @@ def test_a_kill_is_one_event_and_groups_by_its_task(worker, shop, ledger):
         assert one["transaction"] == "shop.kill_child"
         assert one["level"] == "error"
         assert len(one["contexts"]["superfetch"]["history"]) == 2
+        assert "celery-job" not in one.get("extra", {}), "that would be the failure notification"
     assert len(events(ledger, "")) == 3, "and nothing else"
 
 
