@@ -1,5 +1,9 @@
-"""Tells of a killed job: its receivers, its caller, its callbacks, in this order. After a crash in
-between the next run begins anew; what is said twice then does no harm."""
+"""Announces a dead-lettered job, in the notice's run (``announce`` task): first to the receivers of
+``job_killed``, then to its caller (the result), its chord, chain and errbacks, and its task's hook.
+
+If the process dies in between, the notice is recovered, and its next run starts over: receivers may
+be called twice, but steps that were published are not published again.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +41,14 @@ from .result_backends import own_backend
 
 logger = get_logger(__name__)
 
-REPLY_TIMEOUT = 3.0  # seconds to wait for a result backend on Redis, before it is tried later
-EVENT_TIMEOUT = 2.0  # seconds to wait for the broker when monitors are told
+REPLY_TIMEOUT = 3.0  # s to wait for a result backend on Redis, before a later run tries again
+EVENT_TIMEOUT = 2.0  # s to wait for the broker when an event is sent to monitors
 
 
 @cache
 def impatient_backend(app: Celery, pid: int) -> Any:
-    """A result backend of this process's own; one on Redis does not try again, nor wait for long:
-    the slot in which it waits is wanted by others."""
+    """Make a result backend for this process (``pid``). One on Redis neither retries nor waits for
+    long: meanwhile the notice occupies a slot that jobs need."""
     backend = app._get_backend()
     backend.always_retry = False
     params = getattr(backend, "connparams", None)
@@ -58,13 +62,19 @@ def impatient_backend(app: Celery, pid: int) -> Any:
 
 @cache
 def dead_set_of(app: Celery, pid: int) -> DeadSet:
-    """This process's own, for all its notices: a thousand of them come at once."""
+    """Return the dead set for this process (``pid``), made once: a thousand notices may come."""
     return DeadSet(app)
 
 
 class Announcement:
-    """Of one killed job. ``signalled``: ``job_killed`` was sent; ``called``: so were its errbacks,
-    and its chord was told; ``careful``: without what may kill."""
+    """The announcement of one dead-lettered job.
+
+    Arguments:
+        dead_id: its id in the dead set.
+        signalled: an earlier try has sent ``job_killed``.
+        called: an earlier try has published its errbacks and failed its chord.
+        careful: earlier runs of the notice were killed: store the result and no more.
+    """
 
     def __init__(
         self, app: Celery, dead_id: str, *, signalled: bool, careful: bool, called: bool
@@ -74,7 +84,8 @@ class Announcement:
         self.signalled, self.careful, self.called = signalled, careful, called
 
     def make(self) -> None:
-        """Take all the steps; raises what the result backend or the broker does."""
+        """Announce the job, and mark it as announced in the dead set. Raises what the result
+        backend or the broker raises: the notice then tries again later."""
         self.dead = dead_set_of(self.app, os.getpid())
         job = self.dead.exact(self.dead_id)
         if job is None:
@@ -92,10 +103,11 @@ class Announcement:
         if not (self.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
             self.signalled = True
-        # Else nobody waits for it, or for what it handed itself on to, which goes on by its id.
+        # A job without an id has no result. One that ended with its retry, or its replacement, goes
+        # on under the same id: a failure would be stored for a job that runs.
         if None not in (job.task, job.task_id) and ITSELF not in job.steps:
             self.request = request_of(self.app, job, with_body=not self.careful)
-            if notice := running.get():  # whose steps are those that the job did not come to
+            if notice := running.get():  # this run publishes the steps that the job did not
                 notice.earlier = job.steps
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
                 fields = vars(self.request)
@@ -104,12 +116,14 @@ class Announcement:
         self.dead.announced(job)
 
     def _tell_caller(self, job: DeadJob) -> None:
+        """Store the failure and publish what follows it; ``DECIDE`` in ``sender.py`` has this
+        name."""
         self.stores = self._stores()
-        # Whoever died while it asked has left its turn behind.
+        # A careful run takes no turn: the run that was killed may have left its turn locked.
         with nullcontext() if self.careful else backend_turn(self.dead.database):
             state = self._state(job)
-        if state == states.SUCCESS:  # it had finished; only its ack never came through
-            # But its count may not have come, or it is the part that has to publish the body.
+        if state == states.SUCCESS:  # it had succeeded, and only its ack was lost
+            # But it may not have counted in its chord, or be the part that publishes the body.
             return fail_part(self.backend, self.request, self.exc)
         if self.stores and state is None:
             self.backend.store_result(
@@ -137,8 +151,9 @@ class Announcement:
         return stores_failure(self.task, self.request)
 
     def _state(self, job: DeadJob) -> str | None:
-        """SUCCESS, or FAILURE if that is ours; None for what is to be overwritten, or not kept, and
-        for the result of an older job with the same task id."""
+        """Return the job's stored state: SUCCESS, or FAILURE if an earlier run of the notice stored
+        that. None: the failure is to be stored, since there is no result, or another one, or that
+        of an older job with the same task id; or the backend keeps none."""
         backend = self.backend
         if isinstance(backend, DisabledBackend) or backend.as_uri() == "rpc://" or not self.stores:
             return None
@@ -157,13 +172,15 @@ class Announcement:
             return
         for part in (request, *parts_ahead(request.chain)):
             fail_part(self.backend, part, self.exc)
-        # It is stored already; but the same word decides on those that follow.
+        # The job's own result is stored already; the option is for the tasks that follow.
         stores = bool(request.chain) and self.stores
         self.backend.mark_as_failure(
             self.request.id, self.exc, request=request, store_result=stores, call_errbacks=False
         )
 
     def _errbacks(self) -> None:
+        """Publish the errbacks (old-style ones are called in place). Raises what a later run can
+        repeat: an error of the server."""
         try:
             if self.request.errbacks:
                 self.backend._call_task_errbacks(self.request, self.exc, None)
@@ -179,11 +196,12 @@ class Announcement:
             )
 
     def _receivers(self, task: Any) -> None:
+        """Call the task's hook and the receivers of ``task_failure``, and inform monitors."""
         request = self.request
         task.request_stack.push(request)  # receivers find it there, as in Celery's own request
         try:
             raise self.exc from None
-        except PoisonPill as exc:  # it is under way for all of them, as where Celery tells them
+        except PoisonPill as exc:  # as in Celery's tracer, receivers find it in ``sys.exc_info()``
             einfo = ExceptionInfo()
             try:
                 if hook := getattr(task, "on_poisoned", None):
@@ -206,7 +224,7 @@ class Announcement:
             self._tell_monitors(exception=safe_repr(self.exc), traceback=einfo.traceback)
 
     def _tell_monitors(self, **fields: Any) -> None:
-        """Flower, or `celery events`; never raises: they are worth no more than a line of log."""
+        """Send ``task-failed`` to monitors (Flower, `celery events`); an error is only logged."""
         notice = self.app.current_worker_task
         try:
             with self.app.connection_for_write() as connection:
@@ -222,7 +240,7 @@ class Announcement:
 
 
 def pill_of(job: DeadJob) -> PoisonPill:
-    """What the caller of a killed job gets."""
+    """Make the exception that the caller of a dead-lettered job gets."""
     counted = toll(job.strikes, job.recoveries, job.stops)
     text = (
         f"Job {job.task}[{job.task_id}] was killed after {counted} "
@@ -235,7 +253,8 @@ def pill_of(job: DeadJob) -> PoisonPill:
 
 
 def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
-    """The request as the task would have seen it, as far as that can be read, and safely."""
+    """Build the request as the task would have seen it, as far as the payload can be read.
+    ``with_body``: decode the body, which may kill the process."""
     raw = loads(job.payload.decode())
     properties = raw["properties"]
     fields = {
@@ -264,12 +283,13 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
 
 
 class _Codecs:
-    """What a message asks of its channel."""
+    """The part of a kombu channel that decoding a message needs."""
 
     codecs, decode_body = virtual.Channel.codecs, virtual.Channel.decode_body
 
 
 def _body(app: Celery, raw: Any) -> Any:
+    """Decode a message's body: args, kwargs and what follows the job."""
     accept = prepare_accept_content(app.conf.accept_content)
     decoded = virtual.Message(raw, _Codecs(), accept=accept).decode()
     if isinstance(decoded, dict):  # protocol 1 has all in the body

@@ -1,5 +1,10 @@
-"""Chords on a result backend on Redis: a part counts once, however often it ran, and the part that
-completes its chord is the one that publishes the body, also when it runs again."""
+"""Chords on a result backend on Redis: a part counts once, however often it runs, and the part that
+completes its chord publishes the body, also when it runs again.
+
+In a worker's process a result backend gets these functions in place of its own
+(``result_backends``). If the process dies between the count and the body, the part is recovered,
+and its next run publishes the body.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +25,16 @@ from .refusals import PatientScript, patiently
 
 logger = get_logger(__name__)
 
-#: Counts a part. The keys are those of Celery 5.7, which a worker without this package may count
-#: in as well: the results by their index (or a list of them), how many parts were added, how many
-#: there were, the names of those that were counted, the group's result, and who is publishing.
-#: Beside its name a part has the digest of its result there, so that another run finds and replaces
-#: that; and whoever completes the chord is noted, for a total, since parts may be added later.
-#: KEYS: results, added, size, names, group, claim
-#: ARGV: id, result, "1" if they are ordered, index, seconds until all of these expire (0: never),
-#:       the same for the group, for how long the claim is made (0: not at all), its token
-#: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
-#:          there were, 1 if it is this part that has to publish the body
-#: Crash: the part is counted, or not; its next run is told the same.
+#: Counts a part. The keys are those of Celery 5.7, in which a worker without this package may
+#: count, too: the results by their index (or a list of them), how many parts were added, how many
+#: there were, the names of those that were counted, the group's result, and the claim of the part
+#: that publishes the body. ``names`` has also the digest of each part's result, so that another run
+#: finds and replaces that; and the part that completed the chord, with the total, since parts may
+#: be added later. KEYS: results, added, size, names, group, claim ARGV: id, result, "1" if they are
+#: ordered, index, seconds until all of these expire (0: never), the same for the group, for how
+#: long the claim is made (0: not at all), its token Returns: how many parts are counted (-1: the
+#: chord has ended), how many were added, how many there were, 1 if it is this part that has to
+#: publish the body Crash: the part is counted, or not; its next run gets the same answer.
 COUNT = PatientScript(
     b"""
 local results, added, size, names, group, claim = unpack(KEYS)
@@ -95,12 +99,13 @@ return {counted, more, total, completes and 1 or 0}
 
 
 def is_on_redis(backend: Any) -> bool:
-    module = sys.modules.get("celery.backends.redis")  # where nobody has loaded it there is none
+    """Return whether a result backend is Celery's for Redis."""
+    module = sys.modules.get("celery.backends.redis")  # not loaded: no backend is of its class
     return module is not None and isinstance(backend, module.RedisBackend)
 
 
 def count_parts_once(backend: Any) -> None:
-    """Have a result backend on Redis count so."""
+    """Make a result backend on Redis count each part once."""
     if hasattr(type(backend), "_chord_part_return_script"):
         mend_lease(backend)
     else:  # 5.5 and 5.6, which count runs, and not parts
@@ -108,15 +113,16 @@ def count_parts_once(backend: Any) -> None:
 
 
 def mend_lease(backend: Any) -> None:
-    """Celery 5.7 counts a part once, and then lets nobody else publish the body for a while: nor
-    the part itself, where that runs again within this time. With our script it may. And Celery
-    clears up also where the body was not published, which its next run has to do."""
+    """Replace the scripts of a Celery 5.7 backend. Celery counts a part once, but for the time of
+    its publish lease no run may publish the body, not even the next run of the part that has the
+    lease: ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published:
+    then the next run could not complete it."""
     theirs = sys.modules["celery.backends.redis"]
     clean = PatientScript(theirs.CHORD_CLEANUP_LUA.encode())
     extend = PatientScript(theirs.CHORD_CLAIM_EXTEND_LUA.encode())
 
     def clean_up(**call: Any) -> Any:
-        exc = sys.exc_info()[1]
+        exc = sys.exc_info()[1]  # a NotSent, or a Fenced, is no Exception
         return clean(**call) if exc is None or isinstance(exc, Exception) else True
 
     vars(backend).update(
@@ -129,7 +135,8 @@ def mend_lease(backend: Any) -> None:
 def on_chord_part_return(
     backend: Any, request: Any, state: str, result: Any, propagate: Any = None, **_: Any
 ) -> None:
-    """A part has ended: count it, and publish the body if it is the last."""
+    """Count a part that has ended, and publish the body if it completes the chord; in place of the
+    method of Celery 5.5 and 5.6."""
     if not _completes(backend, request, state, result):
         return
     body = maybe_signature(request.chord, app=backend.app)
@@ -148,18 +155,19 @@ def on_chord_part_return(
 
 
 def fail_part(backend: Any, request: Any, exc: Exception) -> None:
-    """Count a part that was killed, if it is one. As the last it fails the chord by its own name:
-    what the others have returned may kill whoever reads it."""
+    """Count a dead-lettered job in its chord, if it is a part. If it completes the chord, fail the
+    chord, without reading the results of the others: reading one may kill the process."""
     if request.chord and is_on_redis(backend) and _completes(backend, request, states.FAILURE, exc):
         body = maybe_signature(request.chord, app=backend.app)
         try:
             raise ChordError(f"Dependency {request.id} raised {describe(exc)}") from exc
-        except ChordError as error:  # "from stack": it has to be under way
+        except ChordError as error:  # ``chord_error_from_stack`` reads ``sys.exc_info()``
             _fail(backend, request, body, error)
 
 
 def parts_ahead(chain: Any) -> Iterator[Context]:
-    """Those links of a chain that are parts of a chord: they fail with the link before them."""
+    """Yield a request for each link of a chain, for ``fail_part``: a link that is a part of a chord
+    fails with the link before it."""
     for link in chain or ():
         options = link["options"]
         ids = {"id": options.get("task_id"), "group": options.get("group_id")}
@@ -167,12 +175,12 @@ def parts_ahead(chain: Any) -> Iterator[Context]:
 
 
 def _keys(backend: Any, group: str) -> list[Any]:
-    """Results, added, size, names and claim."""
+    """Return the keys of a chord: results, added, size, names and claim."""
     return [backend.get_key_for_group(group, f".{letter}") for letter in "jtsdc"]
 
 
 def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
-    """Count the part of ``request``; whether it has to publish the body, or to fail it."""
+    """Count the part of ``request``; return whether it has to publish, or to fail, the body."""
     id, group, index = request.id, request.group, request.group_index
     if not (id and group):
         return False
@@ -187,7 +195,7 @@ def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
 
 
 def _collected(backend: Any, group: str) -> list[Any]:
-    """What the parts have returned; ChordError where one has failed."""
+    """Read what the parts have returned; ChordError if one has failed."""
     header = GroupResult.restore(group, app=backend.app)
     if header is not None:  # there are groups among the parts
         header.on_ready()
@@ -201,8 +209,8 @@ def _collected(backend: Any, group: str) -> list[Any]:
 
 
 def _fail(backend: Any, request: Any, body: Any, exc: ChordError) -> None:
-    """End a chord with an error. Results and names stay until they expire, as in Celery; without
-    its size no later part can fail it again."""
+    """Fail the body of a chord and delete the chord's size, without which no later part can fail it
+    again. Results and names stay until they expire, as in Celery."""
     backend.chord_error_from_stack(body, exc)
     _results, _added, size, _names, claim = _keys(backend, request.group)
     _forget(backend, size, claim)
