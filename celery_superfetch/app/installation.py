@@ -23,7 +23,7 @@ from .schedule import scheduled
 if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
     from typing_extensions import TypedDict, Unpack
 
-    from ..model.config import Jobs, Port, Recoveries, Seconds, Strikes, Text
+    from ..model.config import Jobs, Port, Recoveries, Seconds, Stops, Strikes, Text
 
     class Kombu(TypedDict, total=False):  # any other can be in broker_transport_options
         health_check_interval: float
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
         owner_ttl: Seconds
         reap_interval: Seconds
         strike_limit: Strikes
+        stop_limit: Stops | None
         strike_window: Seconds
         recovery_limit: Recoveries
         dead_limit: Jobs

@@ -110,6 +110,13 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     assert value(found, "owners_reaped_total") == 1
     assert value(samples(scrape(own)), "owners_reaped_total") == 1, "the port is free again"
 
+    ledger.release()
+    eventually(lambda: "h" in ledger.finishes())
+    run = {"queue": "celery", "task": "shop.hold", "state": "succeeded"}
+    eventually(lambda: value(samples(scrape(at)), "runs_total", **run) == 1, message="counted")
+    found = samples(scrape(at))
+    assert value(found, "run_seconds_count", task="shop.hold") == 1
+    assert 0 < (value(found, "run_seconds_sum", task="shop.hold") or 0) < 60
     text = scrape(at)
     exported = {name for name, _ in samples(text)}
     for page in (ALERTS, DASHBOARD):
@@ -125,13 +132,6 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     }
     assert sorted(documented) == sorted(families)
 
-    ledger.release()
-    eventually(lambda: "h" in ledger.finishes())
-    run = {"queue": "celery", "task": "shop.hold", "state": "succeeded"}
-    eventually(lambda: value(samples(scrape(at)), "runs_total", **run) == 1, message="counted")
-    found = samples(scrape(at))
-    assert value(found, "run_seconds_count", task="shop.hold") == 1
-    assert 0 < (value(found, "run_seconds_sum", task="shop.hold") or 0) < 60
     two.stop()
     process.signal(15)
     assert process.wait_exit() == 0

@@ -151,6 +151,6 @@ def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_sa
     assert (job.task, [dead.id for dead in bench.untold()]) == ("told.pill", [job.id])
     told = cli("doctor", code=1).out
     assert "1 dead-lettered job not reported to the caller yet" in told
-    assert "A stock worker discards that job" in " ".join(told.split())
+    assert "A stock worker discards the notification" in " ".join(told.split())
     cli("dead", "retry", job.id)
     assert len(bench.queue("celery")) == 1

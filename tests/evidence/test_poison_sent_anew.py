@@ -116,15 +116,15 @@ def test_a_child_that_is_lost_at_a_deploy_costs_neither_strike_nor_retry(worker,
 
 def test_what_has_handed_itself_on_is_not_sent_anew(worker, shop, send, ledger):
     """In other bytes nobody would know that it has."""
-    worker(app="features", concurrency=1, conf=SENT_ANEW)
-    assert outcome(shop, send("dies", "twice", "hands on", "return")) == "SUCCESS"
+    worker(app="features", concurrency=1, conf=SENT_ANEW, env={"HAPPENS": "late_deaths"})
+    assert outcome(shop, send("dies", "twice", "retry", "return")) == "SUCCESS"
     always(lambda: ledger.runs() == {"twice": 2}, during=1.0)
 
 
 def test_who_has_handed_himself_on_before_his_last_strike_is_not_told_of(worker, shop, ledger, db):
     """His retry goes on by the same id: his caller was told FAILURE, and SUCCESS after that."""
-    one = worker(app="features", concurrency=1)
-    ways = ("child", "child", "hands on", "return")
+    one = worker(app="features", concurrency=1, env={"HAPPENS": "late_deaths"})
+    ways = ("child", "child", "retry", "return")
     signature = shop.note.app.signature("features.dies", args=("twice", *ways))
     sent = signature.apply_async(link_error=shop.note.si("errback"))
     eventually(lambda: db.dead(), message="its third strike")

@@ -69,4 +69,4 @@ def test_two_programs_without_a_limit_run_half_each(bench, two_programs):
 
 def test_the_control_one_program_claims_all_and_the_other_none(bench, two_programs):
     ran = run_all(bench, two_programs("hoards"))
-    assert max(ran["one"], ran["two"]) > MESSAGES - 3
+    assert max(ran["one"], ran["two"]) > 2 * MESSAGES // 3, "more than where each claims one"

@@ -7,12 +7,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import celery.app.task
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, WorkerShutdown
 
 from support.apps.batches import Batches
 from support.apps.build import OWNER_PID
@@ -136,10 +135,6 @@ def dies(self: Any, job: str, *ways: str) -> None:
         time.sleep(30)
     elif way == "retry":
         raise self.retry()
-    elif way == "hands on":
-        with suppress(Retry):
-            self.retry()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 # For Celery 5.7's `task_retry_on_worker_lost`.

@@ -30,6 +30,7 @@ from celery.signals import (
 from celery.worker import state, strategy
 from celery.worker.request import Request
 
+from celery_superfetch.app import steps
 from celery_superfetch.model import process
 from celery_superfetch.owner.here import owners_here
 from celery_superfetch.owner.in_flight.outbox import Outbox
@@ -114,6 +115,18 @@ def slow_results() -> None:
 def slow_children() -> None:
     """The pool's processes come up when a file is gone."""
     worker_process_init.connect(lambda **_: while_there_is("NO_CHILDREN"), weak=False)
+
+
+def late_deaths() -> None:
+    """A pool process is killed when it has published a retry that ends its job, before its ack."""
+    release = steps.release
+
+    def release_and_die(job: Any, *, is_over: bool = False) -> None:
+        release(job, is_over=is_over)
+        if is_over:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    steps.release = release_and_die
 
 
 def slow_loads() -> None:
