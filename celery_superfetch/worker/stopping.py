@@ -1,4 +1,6 @@
-"""A worker that was told to stop: it says so, starts nothing more, and gives back what waits."""
+"""The stop of a worker: marks its owners as stopping, so that it starts no more jobs, and requeues
+the jobs that have not started. If the worker is killed meanwhile, its owner record says that it was
+stopping, and the runs that were cut short count as stops and not as strikes."""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from ..transport.channel import Channel
 
 logger = get_logger(__name__)
 
-#: Where pools are that only their module tells from others.
+#: Modules of pools that no attribute tells from others.
 SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
-AGAIN = 0.05  # seconds until a signal comes again that found the loop at work on its jobs
-LOOK_INTERVAL = 0.5  # seconds between two looks for an order to stop: its handler only sets flags
+AGAIN = 0.05  # s until a signal is sent again that interrupted the loop under its lock
+LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
 
 def is_of(pool: Any, module: str) -> bool:
-    """Also where the user has made his own pool of Celery's."""
+    """Return whether a pool is the one of a module of Celery's, or a subclass of it."""
     return any(base.__module__ == module for base in type(pool).__mro__)
 
 
@@ -35,30 +37,33 @@ def owners_of(worker: Any) -> list[Owner]:
 
 
 def channels_of(worker: Any) -> list[Channel]:
-    """Those from which a worker consumes at this moment."""
+    """Return the channels from which a worker consumes at the moment."""
     connection = worker.consumer.connection
     channels = list(connection.transport.channels or ()) if connection else []
     return [channel for channel in channels if getattr(channel, "_fetch", None) is not None]
 
 
 def process_ends() -> bool:
-    """What Celery tells all workers of a process; it is taken back where one was embedded."""
+    """Return whether Celery's flags tell all workers of this process to stop. Celery resets them
+    where a worker is embedded in another program."""
     flags = state.should_stop, state.should_terminate
     return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
 
 def told_to_stop(owner: Owner) -> bool:
+    """Return whether the owner's worker is stopping."""
     return owner.stopping or process_ends()
 
 
 class Stopper(threading.Thread):
-    """Gives back what waits as soon as the worker is told to stop: the consumer's own thread may be
-    busy for hours (solo), wait for a slot (gevent) or sleep in a signal handler (soft shutdown)."""
+    """A thread that requeues the jobs that have not started as soon as the worker is stopping: the
+    consumer's own thread may be busy for hours (solo), wait for a slot (gevent) or sleep in a
+    signal handler (soft shutdown)."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
-        self._told = False  # this worker, not its process
+        self._told = False  # this worker is stopping, and its process may not be
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -69,8 +74,8 @@ class Stopper(threading.Thread):
                     self.requeue_waiting()
 
     def say_so(self, failing: bool = False) -> None:
-        """Mark its owners as stopping, and as ``failing`` by an error of their own; safe in a
-        signal handler, since it only sets flags."""
+        """Mark the worker's owners as stopping, and as ``failing`` if they end by an error of their
+        own. Safe in a signal handler, since it only sets flags."""
         if failing:
             for owner in owners_of(self.worker):
                 owner.failing = True
@@ -82,9 +87,10 @@ class Stopper(threading.Thread):
         return stopping
 
     def requeue_waiting(self) -> None:
+        """Requeue the jobs that have not started; an error is logged."""
         try:
             count = sum(channel.qos.requeue_waiting() for channel in channels_of(self.worker))
-        except Exception:  # the channel's close gives it back
+        except Exception:  # the channel's close requeues them
             logger.exception(
                 "Told to stop, and the jobs that wait could not be given back yet. They are safe "
                 "in private lists, and go back when the connection closes, or by another worker."
@@ -95,13 +101,14 @@ class Stopper(threading.Thread):
 
 
 def wrap_handlers(stopper: Stopper) -> None:
-    """Be asked before Celery's handlers of a cold shutdown, which report last and block first."""
+    """Put ``_on_cold`` before Celery's handlers of a cold shutdown, which block before they send
+    the signal of it."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         handler: Any = signal.getsignal(number)
         if getattr(handler, "__name__", "") == "worker_Cold":
-            # No ``partial``: Python asks for the ``repr`` of what it finds in a handler's place,
-            # and that of a thread waits for a lock. Under gevent the next signal stopped the
-            # worker for ever.
+            # No ``partial``: Python reads the ``repr`` of a signal handler, that of a ``partial``
+            # has its arguments', and a thread's waits for a lock. Under gevent the next signal
+            # would stop the worker for ever.
             def first(number: int, frame: Any, handler: Any = handler) -> None:
                 _on_cold(stopper, handler, number, frame)
 
@@ -110,19 +117,21 @@ def wrap_handlers(stopper: Stopper) -> None:
 
 
 def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
+    """Mark the worker as stopping, then run Celery's handler where it can neither deadlock nor cut
+    short a job that has a soft shutdown's time left."""
     stopper.say_so()
     worker, pool, conf = stopper.worker, stopper.worker.pool, stopper.worker.app.conf
     wait = conf.worker_soft_shutdown_timeout
     busy = conf.worker_enable_soft_shutdown_on_idle or state.active_requests
     if pool is not None and pool.is_green:
-        # The handler waits and joins, which no code may that runs in the hub.
+        # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
     elif pool is not None and not pool.signal_safe and _works_on_jobs(worker):
-        # The handler joins the pool's threads, of which one may wait for the lock that this one,
-        # interrupted, has: both would wait for ever.
+        # The handler joins the pool's threads. If one waits for the lock that this thread, which
+        # the signal has interrupted, holds, both would wait for ever.
         _again(AGAIN, number)
     elif pool is not None and is_of(pool, SOLO) and wait > 0 and busy:
-        # To sleep in the handler would be to sleep on top of the very job that is to finish.
+        # The handler would sleep on top of the job, which is to finish in that time.
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
         signal.signal(number, handler)
@@ -133,15 +142,16 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
 
 
 def _works_on_jobs(worker: Any) -> bool:
-    """Whether this thread has the lock of what is in flight."""
+    """Return whether this thread holds the lock of an owner's jobs in flight."""
     for owner in owners_of(worker):
-        with suppress(RuntimeError):  # which a condition raises for whoever has not its lock
+        with suppress(RuntimeError):  # a condition raises it where the lock is not held
             threading.Condition(owner.lock).notify(0)
             return True
     return False
 
 
 def _again(wait: float, number: int) -> None:
+    """Send this process a signal again after ``wait`` s."""
     timer = threading.Timer(wait, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()

@@ -1,6 +1,10 @@
-"""Jobs that Celery would discard: it does not know their task, cannot decode them, or calls them
-invalid. In a rolling deploy the workers of yesterday get the jobs of tomorrow, which owners with
-other tasks may know."""
+"""Keeps jobs that Celery would discard: of an unknown task, undecodable, or invalid. In a rolling
+deploy workers with the old code claim jobs that need the new one.
+
+Such a job is requeued after a pause, while another live worker of its queue has other tasks; else
+it is dead-lettered. If the worker dies in the pause, the job is in the private list and is
+recovered.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +30,19 @@ from .unreceivable import settle
 
 logger = get_logger(__name__)
 
-RETURNS = 40  # times that a job goes back, for whatever reason, until nobody is taken to know it
+RETURNS = 40  # requeues of a job, for any reason, after which no worker is expected to know it
 
-#: Seconds that it waits before it goes back, else it would run in circles: one more each time, up
-#: to this. With the returns that is a quarter of an hour.
+#: Longest pause (s) before a job is requeued; the first is 1 s, each next one 1 s longer. Without a
+#: pause it would go round and round. All together they are a quarter of an hour.
 LONGEST_PAUSE = 30
 
-MOST_WAITING = 1000  # jobs of unknown tasks that wait in memory to go back, about
+MOST_WAITING = 1000  # jobs of unknown tasks, about, that wait in memory to be requeued
 
-REMEMBERED = 3.0  # seconds for which it is known who else is there
+REMEMBERED = 3.0  # s for which the list of other workers is reused
 
 
 class Discards:
-    """Goes before what Celery does with them."""
+    """Replacements of the methods by which a worker's consumer discards a message."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
@@ -55,7 +59,7 @@ class Discards:
         if delivery is None or delivery.owner.config.unknown_tasks == "discard":
             return self._discard(discard, *args)
         if told_to_stop(delivery.owner):
-            return None  # it goes back with the others, when the channel closes
+            return None  # it is requeued with the others when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
         here = f"cannot be read: {describe(exc)}"
         if is_unknown:
@@ -70,7 +74,7 @@ class Discards:
         owner = delivery.owner
         if not is_unknown:
             settle(delivery, owner.kill, f"{here}; {why}", self.worker.app)
-            return discard(*args)  # which is left to do: log it, and send its signal
+            return discard(*args)  # Celery's, for its log and its signal
         dead = delivery.end_by(owner.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
@@ -81,11 +85,12 @@ class Discards:
                 command(),
                 dead.id,
             )
-            self._discard(discard, *args)  # which is left to do: tell its caller
+            self._discard(discard, *args)  # Celery's, which stores the failure for its caller
         return None
 
     def _discard(self, discard: Callable[..., None], *args: Any) -> None:
-        """As Celery does, and end the chord that waits for a job of an unknown task."""
+        """Discard a message as Celery does, and fail the chord that waits for a job of an unknown
+        task."""
         discard(*args)
         message, exc = args[-2:]
         if isinstance(exc, KeyError):
@@ -95,7 +100,8 @@ class Discards:
             fail_part(self.worker.app.backend, request, NotRegistered(*exc.args))
 
     def _return(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
-        """Give it back in a while; until then it takes no place from others, as one with an ETA."""
+        """Requeue a job after a pause, in which it occupies no place in the prefetch, like one with
+        an ETA. ``here``: why this worker cannot run it; ``other``: the worker that may."""
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
             "Job %s goes back to its queue: %s. Worker %s has other tasks, and may know it.",
@@ -121,7 +127,7 @@ class Discards:
         self.worker.consumer.timer.call_after(pause, requeue)
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
-        """A live owner with other tasks that takes jobs from the same queue."""
+        """Find a live worker with other tasks that consumes the job's queue."""
         now, owner = monotonic(), delivery.owner
         if now - self._asked_at > REMEMBERED:
             well, mine = Registry(owner.database).well(), owner.facts.tasks

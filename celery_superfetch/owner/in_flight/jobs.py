@@ -1,4 +1,5 @@
-"""What this process holds, and in which state each job is."""
+"""The jobs in flight of this process and their states. They exist in memory alone: if the process
+dies, its private list on the server has the jobs, and says which of them ran."""
 
 from __future__ import annotations
 
@@ -14,35 +15,35 @@ BATCH, ROOM = 100, 1024 * 1024
 
 
 class State(Enum):
-    """Who has a job that is claimed and has not left this process."""
+    """The local lifecycle of a claimed job, until it has left this process."""
 
-    __hash__ = object.__hash__  # Enum's own is Python's, and is asked ten times a job
+    __hash__ = object.__hash__  # Enum's own is written in Python, and called ten times a job
 
-    CLAIMED = "we have it, or a consumer that may begin with it at any moment"
-    WAITING = "a consumer has it that hands jobs over before it begins: it may be taken back"
-    GATHERED = "a consumer has it that makes one run of many, and does not say when it begins"
+    CLAIMED = "it is fetched, or with a consumer that may start it at any moment"
+    WAITING = "with a consumer that asks before it starts a job: it may be requeued"
+    GATHERED = "with a consumer that makes one run of many jobs, and does not say when it starts"
     STARTED = "a pool has it: it runs, or is about to"
-    OUTLIVED = "it runs on although the channel that delivered it is closed"
-    RETURNING = "it is on its way back to its queue"
-    SETTLED = "its ack is on its way"
+    OUTLIVED = "it continues to run, but the channel that delivered it is closed"
+    RETURNING = "its requeue is being sent"
+    SETTLED = "its ack is being sent"
 
 
 class Move(Enum):
-    """What can happen to such a job."""
+    """An event in that lifecycle."""
 
     __hash__ = object.__hash__
 
-    WAIT = "its consumer will hand it over before it begins"
+    WAIT = "its consumer will ask before it starts the job"
     GATHER = "its consumer gathers jobs"
-    START = "it is handed over to those who run it"
-    END = "they are done with it, or never had it"
-    REQUEUE = "it is given back; what runs goes on"
+    START = "the pool gets it"
+    END = "its run has ended, or the pool did not get it"
+    REQUEUE = "it is requeued; a running job continues"
     ACK = "it is acked"
 
 
-IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)  # those of a job that waits to be started
+IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)  # of a job that has not started
 
-#: What is not in here changes nothing.
+#: Event -> state before -> state after. An event changes no other state.
 MOVES: Mapping[Move, Mapping[State, State]] = {
     Move.WAIT: {State.CLAIMED: State.WAITING},
     Move.GATHER: {State.CLAIMED: State.GATHERED},
@@ -63,15 +64,16 @@ class Jobs(dict[Job, State]):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[State] = Counter()
-        #: Those that their claim has recorded as running, and that no pool has got yet.
+        #: Jobs that their claim recorded as running, and that no pool has got yet.
         self.recorded: set[Job] = set()
-        #: Those whose run was cut short because this process is stopping: their requeue is a stop.
+        #: Jobs whose run was cut short because this process is stopping: their requeue is a stop.
         self.cut_short: set[Job] = set()
-        #: Jobs on probation that are in flight here, alone or alongside others.
+        #: Jobs on probation that are in flight in this process, alone or alongside others.
         self.suspects: set[Job] = set()
-        #: The job on probation that has this process for itself; and until when (monotonic s) no
-        #: other job starts beside it, or no other suspect beside one that runs alongside others.
+        #: The job on probation that has this process for itself.
         self.alone: Job | None = None
+        #: Until then (monotonic s) no other job starts alongside it; and no other suspect alongside
+        #: one that runs alongside other jobs.
         self.alone_until = 0.0
 
     def runs(self, job: Job) -> bool:
@@ -86,7 +88,7 @@ class Jobs(dict[Job, State]):
         self.counts[State.CLAIMED] += 1
 
     def move(self, job: Job, move: Move) -> State | None:
-        """Note what happened; the new state, None when nothing changes by that."""
+        """Apply an event to a job; return the new state, None if that did not change."""
         if (before := self.get(job)) is None or (after := MOVES[move].get(before)) is None:
             return None
         self.counts[before] -= 1
@@ -104,7 +106,8 @@ class Jobs(dict[Job, State]):
 
 
 def batches(jobs: Mapping[Job, str]) -> Iterator[tuple[str, list[Job]]]:
-    """Jobs of one private list that go the same way, not too many at once."""
+    """Group jobs by owner, queue list and where they go (the mapping's values), in batches that one
+    script can move; yield (where, jobs)."""
     groups: dict[tuple[str, str, str], list[Job]] = {}
     for job, where in jobs.items():
         groups.setdefault((job.owner, job.queue_list, where), []).append(job)

@@ -1,4 +1,9 @@
-"""Suspects run alone: when a channel gives up other jobs to let one of them have its turn."""
+"""Decides when a suspect (a job on probation) runs alone in this worker: at once if the worker has
+no other job, else after a quiesce, in which the worker claims nothing until its jobs have ended.
+
+A job that runs alone when its worker dies is surely to blame. If the process dies in a quiesce,
+that ends at its time limit on the server (``make_room.lua``).
+"""
 
 from __future__ import annotations
 
@@ -14,29 +19,29 @@ from ...store.queues import Room, Suspects
 
 logger = get_logger(__name__)
 
-#: Seconds for which a busy owner comes to rest, at first. Each rest that served nobody lets the
-#: next be twice as long, so that some rest is long enough for any job.
+#: Time limit (s) of the first quiesce. After one in vain the next is twice as long, so that some
+#: quiesce is long enough for any job.
 FIRST_REST = 60.0
 
-#: Seconds for which nothing starts beside a suspect, at first. Each death in company that follows
-#: makes that ten times as long, so that some time alone is long enough for any killer.
+#: Time (s) for which no other job starts alongside a suspect, at first. Each death of its owner
+#: alongside other jobs makes that ten times as long, so that it is long enough for any killer once.
 SOLITUDE = 60.0
 
-#: How many times as long nobody rests afterwards: suspects cost at most a tenth of one owner.
+#: How many times as long no owner quiesces afterwards: suspects cost at most a tenth of one owner.
 WORK = 10
 
-#: Queue lists of whose suspects it asks at a time: a script looks at the next one of each.
+#: Most queue lists in one call: its script reads the next suspect of each.
 MOST_LISTS = 100
 
-TRY_INTERVAL = 1.0  # seconds between two questions whether to rest, or to go on resting
+TRY_INTERVAL = 1.0  # s between two calls of the script
 
 
 class Probation:
-    """Decides in each turn of one fetch whether a suspect has its process for itself."""
+    """The decision, in each tick of one fetch, whether a suspect has the process for itself."""
 
-    _others_first = False
-    _resting = False  # this owner came to rest, and has not gone back to work since
-    _next_try = 0.0
+    _others_first = False  # a suspect was claimed: other jobs come before the next suspect
+    _resting = False  # this owner quiesces
+    _next_try = 0.0  # monotonic s
 
     def __init__(self, fetch: Any) -> None:
         self.fetch = fetch
@@ -44,21 +49,22 @@ class Probation:
         self._waits = Suspects(self.owner.database)
 
     def has_the_floor(self, lists: Sequence[str], dry: bool = True) -> bool:
-        """True when nothing else may be claimed in this turn. ``dry``: nothing else waits."""
+        """Claim a suspect if one may run now; return whether nothing else may be claimed in this
+        tick. ``dry``: the queues are empty."""
         if self._is_alone():
             if self._resting and self._is_time():
-                self._ask([])  # its run is part of what the rest costs
+                self._ask([])  # the quiesce lasts as long as the run, which counts for the pause
             return True
         waiting = self._waiting(lists)
         if not waiting or self._others_first:
             if self._resting:
                 self._make_room([])
             self._others_first = False
-            if waiting:  # come back for the next, though no other job may come
+            if waiting:  # the next tick has to come for it, also if no other job arrives
                 self.fetch.poller.ring()
             return False
         busy = self.owner.busy or self.fetch.backlog
-        # Between two jobs of many it is as busy as any other.
+        # If the queues are not empty, a worker that is idle between two jobs counts as busy.
         if (busy or not dry) and self._is_time() and self._make_room(waiting):
             for name in waiting:
                 self._take_alongside(name)
@@ -69,7 +75,8 @@ class Probation:
         return self._resting
 
     def _is_alone(self) -> bool:
-        """Whether a suspect has the process for itself, and has not had it for long enough."""
+        """Return whether a suspect has the process for itself; end that if it has lasted long
+        enough."""
         if self.owner.alone is None:
             return False
         alone = self.owner.end_solitude()
@@ -118,11 +125,12 @@ class Probation:
         return True
 
     def _make_room(self, waiting: Sequence[str]) -> bool:
-        """Quiesce for suspects, or end that; whether one may run alongside others now."""
+        """Begin, continue or end a quiesce for suspects of the ``waiting`` queue lists; return
+        whether one may run alongside others now."""
         room = self._ask(waiting)
         rests = room.quiesces
         if rests and not self._resting:
-            # Others may have what would only keep it busy for longer.
+            # Other workers run the jobs that have not started: here they would prolong the quiesce.
             self.fetch.channel.qos.requeue_waiting()
             logger.info(
                 "A job is on probation, and this worker is the one that makes room for it: it "
@@ -138,8 +146,8 @@ class Probation:
         return room.alongside and not rests
 
     def _ask(self, waiting: Sequence[str]) -> Room:
-        """Ask whether this owner rests for suspects from some queue lists; with none it says that
-        its rest lasted until now, and that a suspect had its turn."""
+        """Call the script: may this owner quiesce for suspects of some queue lists? With none: its
+        quiesce has lasted until now, and a suspect has run."""
         room = self._waits.make_room(self.owner.name, waiting, FIRST_REST, WORK)
         if room.none:
             self.owner.found_no_suspects(waiting)
@@ -147,5 +155,6 @@ class Probation:
 
 
 def _solitude(level: int) -> float:
-    """Seconds for which nothing starts beside a suspect, whose so manieth time alone it is."""
+    """Return for how many seconds no other job starts alongside a suspect, in its solo run number
+    ``level``."""
     return SOLITUDE * 10 ** max(0, level - 1)
