@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store.private_lists import CLAIM_BYTES, STEPS, Claims
+from celery_superfetch.store.private_lists import CLAIM_BYTES, STEPS, UNLAND_LISTS, Claims
 from support.servers.commands import calls
 from support.workers.bench import payload
 
@@ -337,3 +337,16 @@ def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench, owner):
     assert bench.private(owner) == [b"1"]
     assert bench.counters(b"1").history == ()
     assert not bench.client.exists(bench.keys.recovered)
+
+
+def test_what_landed_from_thousands_of_lists_goes_back_by_few_scripts(bench):
+    """One script for all of them kept other clients waiting as long as there were lists."""
+    names = [f"queue-{number}" for number in range(2 * UNLAND_LISTS + 7)]
+    owner = bench.owner(lists=names)
+    landed = [names[0], names[UNLAND_LISTS], names[-1]]
+    for name in landed:
+        bench.land(owner, name, payload(name))
+    before = calls(bench.client, "evalsha")
+    assert bench.lists.unland(owner.owner, owner.lists) == 3
+    assert calls(bench.client, "evalsha") - before == 3
+    assert [bench.queue(name) for name in landed] == [[payload(name)] for name in landed]
