@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from time import time
 from typing import TYPE_CHECKING, Any
 
 from .model.config import Config
 from .model.facts import Facts
+from .model.job import claimed_at
 from .model.process import ProcessImage
 from .model.verdict import Reason, judge
 from .reaper.evidence import judge_all, local_evidence
@@ -124,6 +126,15 @@ class Inspector:
         holders = Keyspace(self.database).holders()
         # Who has come meanwhile is known by now.
         return holders - {*self.registry.owners(), *self.registry.tombstones()}
+
+    def unregistered(self, owner: str) -> tuple[str, int, float | None]:
+        """Return of an owner that is not registered the key of its private list, how many jobs are
+        there, and for how long (s) the oldest has been claimed, by its host's clock (None: it does
+        not say)."""
+        claims = self.holdings.lists.held(owner).claims
+        since = claimed_at(claims[-1]) if claims else None
+        age = None if since is None else max(0.0, time() - since)
+        return self.holdings.lists.place_of(owner), len(claims), age
 
     def strays(self, known: Iterable[str]) -> Counter[str]:
         """Queues beside those that are ``known`` on which senders have left jobs -> how many.

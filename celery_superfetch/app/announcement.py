@@ -27,7 +27,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DeadJob
+from ..model.dead_job import BY_AN_OPERATOR, DeadJob
 from ..model.foreign import describe, loggable, one_line
 from ..model.step import FOLLOWING, ITSELF, running, seed_of
 from ..model.strikes import toll
@@ -242,10 +242,10 @@ class Announcement:
 def pill_of(job: DeadJob) -> PoisonPill:
     """Make the exception that the caller of a dead-lettered job gets."""
     counted = toll(job.strikes, job.recoveries, job.stops)
-    text = (
-        f"Job {job.task}[{job.task_id}] was killed after {counted} "
-        f"(last: {job.reason}; owner {job.owner}). It is in the dead set as {job.id}."
-    )
+    why = f"killed after {counted} (last: {job.reason}; owner {job.owner})"
+    if job.reason == BY_AN_OPERATOR:  # its strikes, if it has any, are not why
+        why = f"{job.reason} (owner {job.owner})"
+    text = f"Job {job.task}[{job.task_id}] was {why}. It is in the dead set as {job.id}."
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
     owners = [str(event["owner"]) for event in job.events]
     times = [event["at"] for event in job.events]

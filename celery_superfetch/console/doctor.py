@@ -111,10 +111,23 @@ def _orphans(inspector: Inspector) -> Iterator[Finding]:
         return
     if orphans:
         workers = number(len(orphans), "worker")
-        text = f"private lists of {workers} that nobody has registered: {some(orphans)}"
+        keys = [_described(*inspector.unregistered(owner)) for owner in sorted(orphans)[:NAMED]]
+        more = f" and {len(orphans) - NAMED} more" if len(orphans) > NAMED else ""
+        text = (
+            f"{workers} without a record, which was deleted or evicted; the jobs are still there: "
+            f"{', '.join(keys)}{more}"
+        )
         wait = watch_time(inspector.database.config.owner_ttl)
-        fix = f"run `{command()} reap --full --wait {wait:.0f}`; their jobs go back after owner_ttl"
+        fix = (
+            f"delete none of these keys, that would lose the jobs; `{command()} reap --full --wait "
+            f"{wait:.0f}` recovers them, unless a process still works on them"
+        )
         yield Finding("warning", "orphans", text, fix)
+
+
+def _described(key: str, jobs: int, age: float | None) -> str:
+    since = f", the oldest claimed {span(age)} ago" if age is not None else ""
+    return f"{key} ({number(jobs, 'job')}{since})"
 
 
 def _strays(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..inspector import Inspector
 from ..model.arguments import task_title
-from ..model.facts import HUNG, SILENT
+from ..model.facts import HUNG, SILENT, STOPPING
 from ..model.silence import watch_time
 from ..model.strikes import STOPS_NAMED
 from ..model.words import ago, number, passed, span
@@ -22,6 +22,9 @@ NEAR, FULL = 0.8, 0.95
 
 #: Bytes that a replica may lag: what a busy server sends in a moment.
 LAG = 16 * 1024 * 1024
+
+#: Seconds from which on a worker that is stopping is a warning: most deploys wait no longer.
+STOPPING_LONG_S = 300.0
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
@@ -100,6 +103,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *_beats(overview),
         *_deaths(overview),
         *_restarts(overview),
+        *_lost_jobs(overview),
         *_server(overview["server"]),
         *_dead_set(overview),
     ]
@@ -140,6 +144,11 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     last = overview["last_pass"]
     alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
     soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
+    heard = {
+        (owner["host"], owner["pid"])
+        for owner in overview["owners"]
+        if owner["verdict"] == "alive" and owner["state"] not in (SILENT, HUNG)
+    }
     for owner in overview["owners"]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
@@ -165,6 +174,11 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 else f"run `{overview['command']} reap`"
             )
             yield Finding(level, "dead-owner", text, fix)
+        elif owner["stopping_for"] is not None and owner["state"] == STOPPING:
+            yield _stopping(owner, name)
+        elif owner["state"] == SILENT and _is_former(owner, heard):
+            text = f"worker {name} goes on under another name; {jobs} are left under this one"
+            yield Finding("note", "former-owner", text, "the next passes recover what is left")
         elif owner["state"] == SILENT:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
             text = f"worker {name} was not heard for {span(age)} and holds {jobs}"
@@ -174,6 +188,45 @@ def _owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"{watch_time(owner['owner_ttl']):.0f}`"
             )
             yield Finding(level, "silent-owner", text, fix)
+
+
+def _is_former(owner: Mapping[str, Any], heard: Collection[tuple[str, int]]) -> bool:
+    """Whether a silent row has no record and its process is ``heard`` (host, pid) under another
+    name: then that process is not frozen, and must not be killed."""
+    return not owner["version"] and (owner["host"], owner["pid"]) in heard
+
+
+def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
+    """Say what a stopping worker waits for, and for how long."""
+    waits, seconds = owner["stopping_for"], owner["longest_run"]
+    runs = f"{number(owner['running'], 'running job')}"
+    longest = f", of which one has run for {span(seconds)}" if seconds else ""
+    what = f"waits for {runs}{longest}" if owner["running"] else "runs no job any more"
+    text = f"worker {name} has been stopping for {span(waits)} and {what}; it claims no more jobs"
+    fix = (
+        f"see what the job waits for (py-spy dump --pid {owner['pid']}); a second SIGTERM does not "
+        "end it, SIGQUIT does: the job is requeued and counts one stop. A time limit ends such runs"
+        if owner["running"]
+        else f"see its log, and what pid {owner['pid']} waits for (py-spy dump)"
+    )
+    is_long = waits >= STOPPING_LONG_S
+    return Finding("warning" if is_long else "note", "stopping-owner", text, fix if is_long else "")
+
+
+def _lost_jobs(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether the server lost jobs lately that workers had reserved."""
+    lost, now = overview["lost"], overview["server_time"]
+    if lost["at"] is None or passed(lost["at"], now) > LATELY:
+        return
+    text = (
+        f"the server lost {number(lost['jobs'], 'job')} that workers had claimed and not started, "
+        f"the last of them noticed {ago(lost['at'], now)}"
+    )
+    fix = (
+        "publish again the jobs that the workers' logs name (`is lost`), and look for FLUSHALL, "
+        "DEL, eviction, and a restart without persistence"
+    )
+    yield Finding("warning", "lost-jobs", text, fix)
 
 
 def _long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:

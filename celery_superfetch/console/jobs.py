@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, Inspector, Place
 from ..model.dead_job import utc
-from ..model.job import claimed_at, digest, parse, queue_list_of
+from ..model.job import claim_number, claimed_at, digest, parse, queue_list_of
 from .overview import owner_rows
 
 #: Jobs that the page reads to pick some by conditions: about a second. Commands read all.
@@ -51,6 +51,8 @@ class Look:
         chosen = [row for row in judged if _fits(row[0].node, which.node)]
         rows = owner_rows(inspector, chosen, self.now)
         rows.sort(key=lambda pair: (pair[0]["node"], pair[0]["owner"]))
+        #: Owner -> number of a claim -> when its job started (s, by the clock of the owner's host).
+        self.started = {facts.owner: dict(facts.started_jobs) for facts, _, _ in chosen}
         #: Those who hold something, each with what that is.
         self.owners = {row["owner"]: (row, held) for row, held in rows if held.in_flight}
         #: State -> the queue lists that have such jobs, which are nobody's.
@@ -138,6 +140,7 @@ class Look:
         name, envelope = digest(payload), parse(payload)
         queue_list = place.queue_list or queue_list_of(claim)
         owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
+        started = self.started.get(place.owner, {}).get(claim_number(claim))
         stuck = [long["seconds"] for long in owner.get("stuck", ()) if long["digest"] == name]
         return {
             "id": envelope.task_id or name,
@@ -150,6 +153,8 @@ class Look:
             "recoveries": 0,
             # By the clock of its owner's host; not known of what has landed a moment ago.
             "claimed": utc(claimed_at(claim) if claim else None),
+            # By the same clock. Known of what runs for longer than a heartbeat interval.
+            "started": utc(started) if runs else None,
             "due": utc(envelope.eta or None),
             # For how long (s) it has run, if that is longer than its worker's stuck_after.
             "stuck": stuck[0] if stuck and runs else None,

@@ -52,6 +52,7 @@ JOBS = {
     "jobs_recovered": ("recovered", "Jobs of dead workers or pool processes that were given back"),
     "jobs_killed": ("killed", "Jobs, and unparseable items, that were moved to the dead set"),
     "jobs_requeued": ("requeued", "Jobs that were given back on purpose, by a stop above all"),
+    "jobs_lost": ("lost", "Jobs that the server lost before a worker had started them"),
     "ownership_lost": ("ownership_lost", "Jobs that a process lost while it lived"),
 }
 

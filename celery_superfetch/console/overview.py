@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from ..inspector import STATES, Holding, Inspector
 from ..model.dead_job import utc
-from ..model.facts import HUNG, SILENT, Facts
+from ..model.facts import HUNG, SILENT, STOPPING, Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
 
@@ -39,6 +39,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
     owners_lists = {n for row in owners for n in row["queues"]}
     owners_lists |= {n for facts in tombstones.values() for n in facts.lists}
     deaths, last = inspector.history.deaths(DEATHS), _last_pass(inspector, now)
+    counts = inspector.history.counts()
     return {
         "command": command(),
         "server": _server(inspector),
@@ -66,7 +67,12 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         "unacked": inspector.unacked.size(),
         "beats": inspector.history.beats(),
         "deaths": [{**death, "at": utc(death["at"] / 1000)} for death in deaths],
-        "counters": inspector.history.counts().totals,
+        "counters": counts.totals,
+        # Jobs that the server no longer had when a worker wanted to requeue them.
+        "lost": {
+            "jobs": counts.totals.get("lost", 0),
+            "at": utc(counts.last_loss / 1000) if counts.last_loss else None,
+        },
         "last_pass": last,
         # An app's own option, or what a probe has to go by.
         "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,
@@ -161,9 +167,25 @@ def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) 
             {"task": task, "id": id, "digest": name, "seconds": seconds + int(age)}
             for task, id, name, seconds in facts.stuck_jobs
         ],
+        # For how long (s) it has been stopping; None: it is not.
+        "stopping_for": _stopping_for(facts, now),
+        # For how long (s) its oldest run has lasted, by its host's clock; None: less than a
+        # heartbeat interval.
+        "longest_run": _longest_run(facts, now),
         "verdict": "dead" if verdict.dead else "alive",
         "reason": reason,
     }
+
+
+def _stopping_for(facts: Facts, now: int) -> float | None:
+    if facts.state != STOPPING or not facts.stopping_since:
+        return None
+    return max(0, now - facts.stopping_since) / 1000
+
+
+def _longest_run(facts: Facts, now: int) -> float | None:
+    starts = [at for _, at in facts.started_jobs]
+    return max(0.0, now / 1000 - min(starts)) if starts else None
 
 
 def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ OTHERS = (
     "lists",
     "unconsumed",
     "stuck_jobs",
+    "started_jobs",
+    "stopping_since",
 )
 SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
 HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
@@ -50,6 +52,10 @@ class Facts:
     unconsumed: tuple[str, ...] = ()
     #: What runs for longer than ``stuck_after``: task, id, digest, and for how long (s).
     stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
+    #: What runs for longer than a heartbeat interval: number of its claim, and when it started (by
+    #: the clock of the owner's host, s).
+    started_jobs: tuple[tuple[int, int], ...] = ()
+    stopping_since: int = 0  # server ms at which it was told to stop; 0: it was not
     registered_at: int = 0
     was: str = ""  # the state before it was marked reaped
     ran: int = 0  # how many of its jobs ran then
@@ -113,6 +119,10 @@ class Facts:
             stuck_jobs=tuple(
                 (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
             ),
+            started_jobs=tuple(
+                (_read(int, number, 0), _read(int, at, 0)) for number, at in rows("started_jobs", 2)
+            ),
+            stopping_since=_read(int, text.get("stopping_since"), 0),
             registered_at=_read(int, text.get("registered_at"), 0),
             ran=_read(int, text.get("ran"), 0),
             schema=text.get("schema", SCHEMA),

@@ -220,11 +220,12 @@ class Recovery:
         if self.blame is Blame.STOP:
             return stops_outlook(self.stops, self.stop_limit)
         if self.limit is None:
-            return f"strike {self.strikes}; its task has no limit, so nothing follows"
-        ahead = f"it runs again, and is killed at strike {self.limit}"
+            return f"strike {self.strikes}; it runs again, and its task has no strike limit"
+        ahead = f"it runs again, and is dead-lettered at strike {self.limit}"
         if self.probation:
             ahead = (
-                "on probation, it runs alone at first; a strike that it surely caused is its last"
+                "on probation: it runs again when a worker can run it with no other job, and is "
+                "dead-lettered if it loses that process, too"
             )
         return f"strike {self.strikes} of {self.limit}; {ahead}"
 
@@ -244,7 +245,8 @@ def toll(strikes: int, recoveries: int, stops: int = 0) -> str:
 
 def stops_outlook(stops: int, limit: int | None) -> str:
     """Return a job's stops and the next consequence, as one sentence for the log."""
-    ahead = "its task has no stop_limit" if limit is None else f"it is killed at stop {limit}"
+    fate = f"it is dead-lettered at stop {limit}"
+    ahead = "its task has no stop_limit" if limit is None else fate
     runs = "1 run was" if stops == 1 else f"{stops} runs were"
     return f"{runs} cut short because the worker was stopping; {ahead}"
 

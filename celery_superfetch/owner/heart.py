@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import Any, TypeVar
 
 from redis import ConnectionPool, Redis
@@ -15,7 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..model.config import Config
-from ..model.facts import HUNG, RETRY_INTERVAL, Facts
+from ..model.facts import HUNG, RETRY_INTERVAL, STOPPING, Facts
 from ..model.permit import clock
 from ..model.process import ProcessImage, mint_owner
 from ..model.silence import Silence
@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 #: What the server answers a heartbeat -> what that means to whoever reads the log.
 LOST = {
-    "reaped": "This process was taken for dead as owner %s: it had not been heard for longer than "
-    "its limits allow (frozen, its event loop hung, or cut off from the server). Its jobs were "
-    "given back: those that run may run twice, the others are not started here.",
-    "unknown": "The server knows nothing of owner %s any more: its keys were flushed, deleted or "
-    "evicted. What the server still has of its jobs goes back to their queues, but for those that "
-    "run, which may run twice. Find out who did that, set maxmemory-policy to noeviction, and "
-    "publish again what was lost.",
+    "reaped": "Worker declared dead (owner=%s): the server got no heartbeat of it within its "
+    "limits. The process was frozen, its event loop hung, or it was cut off from the server. A "
+    "peer recovered its jobs: those that run here may run twice, the others do not start here.",
+    "unknown": "The server no longer knows owner=%s: its keys were flushed, deleted or evicted, "
+    "or the server restarted empty. Jobs of this worker that the server still has are requeued; "
+    "those that run may run twice; those that it no longer has are logged as lost. Look for "
+    "FLUSHALL, FLUSHDB and DEL, set maxmemory-policy to noeviction, and turn persistence on.",
 }
 
 
@@ -68,6 +68,8 @@ class Heart:
         #: Queue lists from which some channel claims; the others that are registered are
         #: ``unconsumed``. Whoever knows the channels writes it.
         self.consumed: Collection[str] = frozenset()
+        #: As in ``Facts``; maintenance writes it.
+        self.started_jobs: tuple[tuple[int, int], ...] = ()
         self.overdue: deque[Callable[[], object]] = deque()  # what takes long, for other threads
         #: Who is silent, as this process saw it by its own heartbeats.
         self.silence = Silence(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
@@ -137,7 +139,15 @@ class Heart:
             pool=tuple(runner.pids()),
             unconsumed=tuple(sorted(self.facts.lists.keys() - self.consumed)),
             stuck_jobs=self.stuck_jobs,
+            started_jobs=self.started_jobs,
+            stopping_since=self._stopping_since(),
         )
+
+    def _stopping_since(self) -> int:
+        """Return since when this owner is stopping (server ms), a heartbeat too early at most."""
+        if self.state != STOPPING:
+            return 0
+        return self.facts.stopping_since or (self._heard[-1] if self._heard else 0)
 
     def register(
         self, lists: Mapping[str, int], *, unused: Collection[str] = (), lost: str = ""
@@ -181,8 +191,10 @@ class Heart:
         if heard.status == "ok":
             self._note(facts, heard, asked)
         else:
-            # Missing: somebody deleted the row. Unknown: or the whole database; the tombstone of
-            # a reaped owner stays for a day, so we cannot know, and take a new name.
+            # Missing: a part of what the server knew of this owner was deleted or evicted, and no
+            # peer has declared it dead: it registers again under its name. Unknown: all of that is
+            # gone, perhaps with the database. The tombstone of a reaped owner stays for a day only,
+            # so the owner cannot know whether it was declared dead, and takes a new name.
             self.register({}, lost=heard.status.replace("missing", ""))
         return heard
 
@@ -221,6 +233,7 @@ class Heart:
         if before not in ("", facts.run_id):
             # Where everybody else was, a doubt may have been cleared meanwhile.
             self.in_flight.doubt = True
+            self.in_flight.lost_jobs.server_restarted_at = time()
             # What was watched at the server before says nothing of this one.
             self.silence.interrupt()
             logger.info(
@@ -255,7 +268,7 @@ class Heart:
     @property
     def state(self) -> str:
         if self.stopping and not self.failing:
-            return "stopping"
+            return STOPPING
         return HUNG if self._hung_at else "running"
 
     def watch_loop(self) -> None:

@@ -157,6 +157,7 @@ class Membership:
                 self.overdue.append(act)
                 raise
         self.in_flight.flush()
+        self.in_flight.lost_jobs.examine()
 
     def leave(self, user: int, *, answered: bool = True) -> None:
         """A channel is done: settle; with the last one, and nothing held, the process leaves. Never
@@ -184,6 +185,7 @@ class Membership:
         self.in_flight.flush()
         if self.in_flight.doubt:
             self.in_flight.lost_claims.reconcile(self.name, self.heart.facts.lists)
+        self.in_flight.lost_jobs.examine()
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Do it, at the last of some tries if need be; the error if that failed, too. The first may
@@ -207,6 +209,7 @@ class Membership:
                 self.in_flight.requeue_all()
             elif self.in_flight.requeue_idle():
                 return  # still registered: a peer finds this process gone, and strikes what it ran
+            self.in_flight.lost_jobs.examine()
             self._users.clear()
             self._end(tombstone=0)
 

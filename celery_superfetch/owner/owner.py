@@ -93,6 +93,10 @@ class Owner(Membership):
         """Have the next heartbeat tell of them, as in ``Facts``."""
         self.heart.stuck_jobs = jobs
 
+    def tell_of_started(self, jobs: tuple[tuple[int, int], ...]) -> None:
+        """Write with the next heartbeat when jobs started, as in ``Facts``."""
+        self.heart.started_jobs = jobs
+
     @property
     def alone(self) -> Job | None:
         """The job on probation that has this process for itself."""
@@ -106,6 +110,11 @@ class Owner(Membership):
     @property
     def busy(self) -> bool:
         return self.runner.busy(self.in_flight.jobs.unsettled)
+
+    @property
+    def has_deferred_calls(self) -> bool:
+        """Whether ``catch_up`` has something to do besides what is sent."""
+        return bool(self.overdue or self.in_flight.lost_jobs)
 
     @property
     def unsent(self) -> bool:

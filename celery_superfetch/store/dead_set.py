@@ -50,6 +50,11 @@ class DeadSet(Structure):
         """How many died since a time (server ms)."""
         return int(self.client.zcount(self.keys.dead, time, "+inf"))
 
+    def have(self, ids: Sequence[str]) -> list[bool]:
+        """Return of each id whether a job is in the dead set under it."""
+        rows = self._at_once([("HEXISTS", self.keys.dead_jobs, id) for id in ids])
+        return [*map(bool, rows)]
+
     def page(
         self, first: int = 0, count: int = 50, **conditions: Unpack[Conditions]
     ) -> list[DeadJob]:

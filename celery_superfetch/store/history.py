@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from ..model.dead_job import utc
-from ..model.job import Job
+from ..model.job import Job, parse
 from ..model.process import ProcessImage
 from .database import Structure
 
@@ -40,11 +40,13 @@ class Times(NamedTuple):
 
 class Counts(NamedTuple):
     totals: dict[str, int]
-    #: (``recovered``, ``killed``, ``requeued`` or ``ownership_lost``, queue list, task) -> jobs.
+    #: (event, queue list, task) -> jobs; the events are ``recovered``, ``killed``, ``requeued``,
+    #: ``ownership_lost`` and ``lost``.
     #: What was one too many is under an empty task, and beyond that under an empty list.
     jobs: dict[tuple[str, str, str], int]
     passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
     recoveries: Times
+    last_loss: int = 0  # server ms at which a job was last found lost; 0: none was
 
 
 class History(Structure):
@@ -52,7 +54,16 @@ class History(Structure):
     and ``superfetch:beats``: for ``status`` and metrics."""
 
     def lost(self, job: Job) -> None:
-        self.scripts.run("lost", [self.keys.stats], [job.queue_list, job.payload])
+        """Count a job whose owner lost it to another."""
+        self.scripts.run("lost", [self.keys.stats], ["ownership_lost", job.queue_list, job.payload])
+
+    def lost_by_server(self, jobs: Sequence[Job]) -> None:
+        """Count jobs that the server lost before they had run, and note that it is now."""
+        args = ["lost"]
+        for job in jobs:
+            # Of the payloads, which may be large, only what the script reads.
+            args += [job.queue_list, json.dumps({"task": parse(job.payload).task or ""})]
+        self.scripts.run("lost", [self.keys.stats], args)
 
     def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
         """Remember the owners that a pass found dead, each with the moment (``monotonic``) at which
@@ -112,6 +123,7 @@ class History(Structure):
             {(event, *parts): n for (event, *parts), n in sorted(rows.items()) if len(parts) == 2},
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
             Times.read(BUCKETS, times, times.get("ms", 0) / 1000),
+            rows.get(("lost", "at"), 0),
         )
 
 

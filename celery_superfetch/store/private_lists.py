@@ -133,9 +133,9 @@ class PrivateLists(Structure):
         self, jobs: Sequence[Job], where: str, expires: int, stopped: Collection[Job] = ()
     ) -> Call:
         """Return the call that gives jobs of one owner and queue list back, to the ``front`` (the
-        newest claim comes first) or the ``back``; its reply is how many were there. ``expires``: ms
-        of x-expires (0: none); ``stopped``: those whose run was cut short because their worker was
-        stopping."""
+        newest claim comes first) or the ``back``; its reply has the numbers, from 1, of those that
+        were not there. ``expires``: ms of x-expires (0: none); ``stopped``: those whose run was cut
+        short because their worker was stopping."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
         names += [keys.probation(queue_list), keys.on_probation, keys.stopped]
@@ -150,7 +150,8 @@ class PrivateLists(Structure):
         return Call("requeue", names, args, whole=True)
 
     def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
-        return int(self.scripts.run(*self.requeue(jobs, "front", expires)))
+        missing = self.scripts.run(*self.requeue(jobs, "front", expires))
+        return len(jobs) - len(missing)
 
     def publish_step(
         self,
@@ -219,6 +220,10 @@ class PrivateLists(Structure):
             Job(owner, queue_list_of(id), raw, id) for (owner, id), raw in rows if raw is not None
         ]
         return jobs, len(payloads)
+
+    def place_of(self, owner: str) -> str:
+        """Return the key of an owner's private list, as an operator types it."""
+        return self.keys.private(owner)
 
     def key_of(self, job: Job) -> str:
         return self.keys.private(job.owner)

@@ -25,8 +25,8 @@ TOMBSTONE_FACTS = 86400  # seconds: an owner thawed a day later learns its fate
 
 
 class Heartbeat(NamedTuple):
-    #: ``ok``; ``missing``: the row in ``superfetch:owners``; ``unknown``: the facts as well;
-    #: ``reaped``; or ``left``: none was sent.
+    #: ``ok``; ``missing``: the row in ``superfetch:owners``, that of its host, or the facts have
+    #: gone; ``unknown``: the row and the facts; ``reaped``; or ``left``: none was sent.
     status: str
     now: int = 0  # server time in ms
     #: Owners that did not write since the caller's last heartbeat -> their score.
@@ -98,6 +98,14 @@ class Registry(Structure):
             # A key of another type says as little as none.
             name: Facts.load(name, row if isinstance(row, dict) else {}, self.config)
             for name, row in zip(names, rows, strict=True)
+        }
+
+    def states(self, owners: Collection[str]) -> dict[str, str | None]:
+        """Return owner -> the state in its facts, reaped or not; None where it has none."""
+        rows = self._at_once([("HGET", self.keys.facts(name), "state") for name in owners])
+        return {
+            name: None if raw is None else raw.decode(errors="replace")
+            for name, raw in zip(owners, rows, strict=True)
         }
 
     def well(self) -> list[Facts]:

@@ -13,6 +13,7 @@ from celery.worker.control import Panel, control_command
 from redis.exceptions import RedisError
 
 from ..model.config import KILL_COMMAND
+from ..model.dead_job import BY_AN_OPERATOR
 from ..model.job import Job
 from ..owner.in_flight.jobs import State
 from ..owner.owner import Owner
@@ -22,7 +23,6 @@ logger = get_logger(__name__)
 
 TURN = 60.0  # seconds for which one worker of all that hear of a revoked job has looked for it
 
-BY_AN_OPERATOR = "killed by an operator"
 GONE = "its worker does not have it any more: it has ended, or went back to its queue"
 BEGUN = "it is on its way into the worker, or its task may begin with it unseen: try again"
 ENDLESS = "it runs in a pool that cannot end it: only the worker's end does"

@@ -11,6 +11,7 @@ without a strike.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -209,7 +210,8 @@ class Gate(Runner):
             alone = first.owner.alone
             room = self._has_slot(alone is not None)
             if not first.is_ours:
-                self._drop(self._waiting.popleft(), "it has left this worker")
+                # What became of it is logged by `owner/in_flight/lost_jobs.py`.
+                self._drop(self._waiting.popleft(), "this worker no longer holds it", logging.DEBUG)
             elif alone is not None and first.job != alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another runs alone here")
             elif room and not told_to_stop(first.owner) and (until := first.may_begin()):
@@ -284,13 +286,13 @@ class Gate(Runner):
         elif self._waiting:  # this runs in gevent's hub, which must not block
             self.pool.spawn_n(self.pump)
 
-    def _drop(self, handover: Handover, why: str) -> None:
+    def _drop(self, handover: Handover, why: str, level: int = logging.INFO) -> None:
         """Requeue a job that was queued for the pool, and free its slot in Celery's books."""
         request = handover.request
         state.task_ready(request)
         handover.delivery.requeue()  # does nothing if the delivery was settled
         request.acknowledged = True
-        logger.info("Job %s does not start here: %s.", handover.job.title, why)
+        logger.log(level, "Job %s does not start here: %s.", handover.job.title, why)
         self._release()
 
     def _release(self) -> None:

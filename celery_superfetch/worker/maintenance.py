@@ -3,6 +3,7 @@ scheduled jobs that are due to their queues."""
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Collection
@@ -17,7 +18,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import forks
 from ..model.facts import Facts
-from ..model.job import digest
+from ..model.job import claim_number, digest
 from ..model.outage import Outage
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
@@ -42,6 +43,7 @@ PASS_TURN = 0.25
 PASSES = 8
 
 MOST_STUCK = 100  # jobs of one owner that are told of as running for long
+MOST_STARTED = 100  # jobs of one owner whose start is in its record, those that run longest: 3 kB
 
 
 class MaintenanceThread(threading.Thread):
@@ -121,7 +123,7 @@ class Rounds:
 
     def go(self, now: float) -> None:
         """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
-        self.note_stuck()
+        self.note_runs()
         # All workers see a death, or a silence, in the same second: hence the locks.
         if self._sees_death():  # others may have died with it
             self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")
@@ -137,18 +139,27 @@ class Rounds:
             with suppress(OutOfMemoryError):
                 self.owner.runner.run_counts.count(self.reaper.database)
 
-    def note_stuck(self) -> None:
-        """Have the next heartbeat tell what runs for longer than ``stuck_after``."""
-        longest, worker = self.owner.config.stuck_after, self.owner.runner.worker
-        if longest is None or worker is None:  # a consumer of the same process has no pool
+    def note_runs(self) -> None:
+        """Let the next heartbeat write when jobs started that run for longer than an interval, and
+        what runs for longer than ``stuck_after``."""
+        config, worker = self.owner.config, self.owner.runner.worker
+        if worker is None:  # a consumer of the same process has no pool
             return
-        now, stuck = time(), []
+        now, stuck, started = time(), [], []
         for handover in list(worker.superfetch_gate.out):
             request = handover.request
-            seconds = now - (request.time_start or now)
-            if seconds > longest and handover.delivery.owner is self.owner:
-                stuck.append((request.type, request.id, digest(handover.job.payload), int(seconds)))
+            at = request.time_start or now
+            if handover.delivery.owner is not self.owner:
+                continue
+            if now - at > config.heartbeat_interval:
+                started.append((int(at), claim_number(handover.job.claim_id)))
+            if config.stuck_after is not None and now - at > config.stuck_after:
+                job = request.type, request.id, digest(handover.job.payload), int(now - at)
+                stuck.append(job)
         self.owner.tell_of_stuck(tuple(stuck[:MOST_STUCK]))
+        # The same as long as the same jobs run: only a change is sent.
+        oldest = heapq.nsmallest(MOST_STARTED, started)
+        self.owner.tell_of_started(tuple((number, at) for at, number in oldest))
 
     def _reap(self, owners: Collection[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):

@@ -284,7 +284,7 @@ def test_a_primary_that_wakes_after_the_election_is_believed_by_nobody(
     eventually(lambda: not there.private_lists(), message="the acks arrived")
     assert len(twice(ledger)) <= LAG, twice(ledger)
     assert set(twice(ledger)) <= ran
-    assert one.log().count("no longer ours") <= LAG
+    assert one.log().count("Lost ownership of job") <= LAG
     assert len(there.owners()) == 1
 
 

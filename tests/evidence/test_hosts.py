@@ -70,7 +70,7 @@ def test_a_frozen_owner_keeps_its_jobs_for_owner_ttl_and_goes_on_under_a_new_nam
     sleeper.wait_log("goes on as owner")
     ledger.release()
     eventually(lambda: len(ledger.finishes()["running"]) == 2)
-    sleeper.wait_log("is no longer ours")
+    sleeper.wait_log("Lost ownership of job")
 
     other.stop()
     shop.ran("next")  # by the thawed one

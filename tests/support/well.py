@@ -32,6 +32,7 @@ WELL: dict[str, Any] = {
         {
             "owner": "vm|7|aa",
             "node": "a@vm",
+            "version": "0.1.0",
             "host": "vm",
             "pid": 7,
             "state": "running",
@@ -40,6 +41,9 @@ WELL: dict[str, Any] = {
             "heartbeat_interval": 5.0,
             "owner_ttl": 60.0,
             "in_flight": 12,
+            "running": 3,
+            "stopping_for": None,
+            "longest_run": None,
             "verdict": "alive",
             "reason": "its heartbeats are heard",
             "stuck": [],
@@ -70,6 +74,7 @@ WELL: dict[str, Any] = {
         },
     ],
     "stopped": [],
+    "lost": {"jobs": 0, "at": None},
     "unacked": 0,
     "dead_set": {
         "size": 3,

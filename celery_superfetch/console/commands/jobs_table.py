@@ -12,7 +12,7 @@ from ...model.arguments import task_title
 from ...model.words import ago, ahead, number, span
 from ..overview import by_need
 
-TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Claimed", "Due")
+TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Started", "Claimed", "Due")
 SPARE = ("Queue", "Strikes")
 
 
@@ -47,13 +47,16 @@ def _heading(owner: dict[str, Any]) -> str:
 
 
 def _shown(tables: Tables, document: dict[str, Any], job: dict[str, Any]) -> dict[str, object]:
-    claimed, due, now = job["claimed"], job["due"], document["server_time"]
+    now = document["server_time"]
+    claimed, started, due = (job[name] for name in ("claimed", "started", "due"))
     if not tables.wide:
         claimed, due = claimed and ago(claimed, now), due and ahead(due, now)
+        started = started and ago(started, now)
     return {
         "state": (f"runs {span(job['stuck'])}", YELLOW) if job["stuck"] else job["state"],
         "id": tables.short(job["id"]),
         "task": task_title(job["task"]),
+        "started": started,
         "claimed": claimed,
         "due": due,
         "strikes": (job["strikes"], YELLOW) if job["strikes"] else 0,

@@ -42,6 +42,7 @@ class Move(Enum):
 
 
 IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)  # of a job that has not started
+RUNNING = (State.STARTED, State.OUTLIVED)
 
 #: Event -> state before -> state after. An event changes no other state.
 MOVES: Mapping[Move, Mapping[State, State]] = {
@@ -66,6 +67,8 @@ class Jobs(dict[Job, State]):
         self.counts: Counter[State] = Counter()
         #: Jobs that their claim recorded as running, and that no pool has got yet.
         self.recorded: set[Job] = set()
+        #: Jobs whose run in this process ended without an ack.
+        self.has_run: set[Job] = set()
         #: Jobs whose run was cut short because this process is stopping: their requeue is a stop.
         self.cut_short: set[Job] = set()
         #: Jobs on probation that are in flight in this process, alone or alongside others.
@@ -77,7 +80,7 @@ class Jobs(dict[Job, State]):
         self.alone_until = 0.0
 
     def runs(self, job: Job) -> bool:
-        return self.get(job) in (State.STARTED, State.OUTLIVED)
+        return self.get(job) in RUNNING
 
     @property
     def unsettled(self) -> bool:
@@ -91,6 +94,10 @@ class Jobs(dict[Job, State]):
         """Apply an event to a job; return the new state, None if that did not change."""
         if (before := self.get(job)) is None or (after := MOVES[move].get(before)) is None:
             return None
+        if move is Move.END and before in RUNNING:
+            self.has_run.add(job)
+        elif move is Move.WAIT:
+            self.has_run.discard(job)
         self.counts[before] -= 1
         self.counts[after] += 1
         self[job] = after
@@ -99,7 +106,7 @@ class Jobs(dict[Job, State]):
     def drop(self, job: Job) -> None:
         if (state := self.pop(job, None)) is not None:
             self.counts[state] -= 1
-        for jobs in (self.recorded, self.cut_short, self.suspects):
+        for jobs in (self.recorded, self.cut_short, self.suspects, self.has_run):
             jobs.discard(job)
         if job == self.alone:
             self.alone = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import RLock
 from time import monotonic
@@ -21,6 +21,7 @@ from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
 from .jobs import Jobs, Move, State, batches
+from .lost_jobs import LostJobs
 from .parking import Parking
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ class Outbox(Structure):
         #: is none (see ``PrivateLists.ack``).
         self._again: list[tuple[str, _Part]] = []
         self._unsure: set[Job] = set()  # those of which nobody knows whether they are recorded
+        #: Jobs whose requeue had no answer: the server may have carried it out.
+        self._may_be_returned: set[Job] = set()
+        self.lost_jobs = LostJobs(database)
         #: Jobs whose absence is no news: their ack's reply was lost, or they were taken away.
         self._no_news: set[Job] = set()
 
@@ -134,6 +138,7 @@ class Outbox(Structure):
             self.jobs.drop(job)
             self._unsure.discard(job)
             self._returns.pop(job, None)
+            self._may_be_returned.discard(job)
 
     def park(self, job: Job, due: float) -> bool:
         """Have a job that is due then (server ms) wait on the server, if that is worth it; it is
@@ -206,13 +211,25 @@ class Outbox(Structure):
             self.lists.requeue(jobs, where, expires.get(jobs[0].queue_list, 0), cut_short)
             for where, jobs in groups
         ]
-        for (where, jobs), reply in zip(groups, self.ask(calls, errors=True), strict=True):
+        try:
+            replies = self.ask(calls, errors=True)
+        except BaseException:
+            self._may_be_returned.update(job for _, jobs in groups for job in jobs)
+            raise
+        for (where, jobs), reply in zip(groups, replies, strict=True):
             if not isinstance(reply, Exception):
-                for job in jobs:
-                    self.drop(job)
+                self._returned(jobs, {*reply})
                 continue
             self._returns.update(dict.fromkeys(jobs, (where, now + REFUSED_INTERVAL)))
             logger.error(NOT_YET, len(jobs), f"{jobs[0].queue_list}: {reply}")
+
+    def _returned(self, jobs: Sequence[Job], missing: Collection[int]) -> None:
+        """Drop jobs whose requeue was answered; those that were ``missing`` are examined later."""
+        for number, job in enumerate(jobs, 1):
+            if number in missing:
+                is_repetition = job in self._may_be_returned
+                self.lost_jobs.add(job, job in self.jobs.has_run, is_repetition)
+            self.drop(job)
 
     def _exchange(self, parks: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
@@ -291,9 +308,10 @@ class Outbox(Structure):
     def announce(self, job: Job) -> None:
         message = parse(job.payload)
         logger.warning(
-            "Job %s from queue %s is no longer ours (owner %s was taken for dead or forgotten, or "
-            "the job was moved by hand): it may run again elsewhere. Its ack removed nothing of "
-            "anybody else's.",
+            "Lost ownership of job %s (queue=%s, owner=%s): the server no longer has its claim, "
+            "and it may run again elsewhere. The owner was declared dead, its keys were flushed, "
+            "deleted or evicted, the server restarted empty or with older data, or the job was "
+            "moved by hand. The ack has no effect.",
             job.title,
             job.queue_list,
             job.owner,

@@ -7,8 +7,9 @@
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}, when the next parked job is due (server ms; or nil)}, where a quiet owner
 --       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not
---       register {"missing"} (but for its facts), {"unknown"}. Of more than a hundred lists with
---       probation it names a hundred that the owner has, other ones each time
+--       register {"missing"} (its facts, its row or its host's has gone) or {"unknown"} (nothing is
+--       known of it). Of more than a hundred lists with probation it names a hundred that the owner
+--       has, other ones each time
 -- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
 local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
 local MOST_NAMED = 100  -- lists with probation
@@ -18,8 +19,10 @@ if state == 'reaped' then return {'reaped'} end
 if reaped then
   if redis.call('ZSCORE', reaped, owner) then return {'reaped'} end
 else
-  if not state then return {'unknown'} end
-  if not redis.call('ZSCORE', owners, owner) then return {'missing'} end
+  local listed = redis.call('ZSCORE', owners, owner)
+  if not state and not listed then return {'unknown'} end
+  -- A reaper removes the row. While that is there, the owner is still one, whatever else is gone.
+  if not state or not listed or redis.call('SISMEMBER', host, owner) == 0 then return {'missing'} end
 end
 local probation = redis.call('SMEMBERS', KEYS[4])
 -- A key of another type says as little as none, and an owner has to be heard.

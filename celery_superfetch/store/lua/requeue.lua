@@ -7,7 +7,7 @@
 --       x-expires (0: none), owner, most stops with which a job goes to the front, stops from which on
 --       `status` names a job, then for each job its claim id, and its record for `status` if a stop cut
 --       its run short (empty: none did); for the front the newest first
--- Returns: number of jobs that were requeued; the others were not in the private list
+-- Returns: the numbers (from 1) of the jobs that were not in the private list; the others were requeued
 -- Crash: each job is in exactly one of the lists. All move at once, so that a waiting consumer gets the
 --       oldest and not the first that was moved. A repetition finds nothing more to do.
 local private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 7)
@@ -23,7 +23,7 @@ for i = 1, jobs do
   earlier[i] = redis.call('HMGET', KEYS[i + 7], 'probation', 'token', 'stops', 'history')
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
-local total, to_queue, gone = 0, false, {}
+local total, to_queue, gone, missing = 0, false, {}, {}
 for i = 1, jobs do
   local id, record, history = ARGV[6 + 2 * i], ARGV[7 + 2 * i], KEYS[i + 7]
   local payload, suspected, token_before, stops, entries = payloads[i], unpack(earlier[i], 1, 4)
@@ -55,6 +55,8 @@ for i = 1, jobs do
     end
     count_by_task(stats, 'requeued', queue_list, payload)
     if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
+  else
+    missing[#missing + 1] = i
   end
 end
 if total > 0 then
@@ -62,4 +64,4 @@ if total > 0 then
   flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'requeued', total)
 end
-return total
+return missing

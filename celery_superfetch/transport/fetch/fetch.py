@@ -130,7 +130,7 @@ class Fetch:
             self.reads.dry = False  # these lists are others: a claim finds what is urgent there
 
     def _mind_connections(self) -> None:
-        if self.owner.overdue and not self.runner.endless:  # else maintenance does
+        if self.owner.has_deferred_calls and not self.runner.endless:  # else maintenance does
             self.owner.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")

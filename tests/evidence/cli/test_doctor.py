@@ -85,7 +85,7 @@ def test_what_is_wrong_with_who_works_and_what_waits(cli, make_bench, client, ma
     found = codes(cli("doctor", "--json", code=1))
     assert "2 d" in found["silent-owner"]
     assert found["versions"].startswith("note: workers run celery_superfetch 0.0.9 (1)")
-    assert found["orphans"].startswith("warning: private lists of 2 workers")
+    assert found["orphans"].startswith("warning: 2 workers without a record")
     assert gone.owner in found["orphans"]
     assert "web-9|7|x" in found["orphans"]
     assert found["no-consumer"].startswith("critical: queue mail: 1 job")

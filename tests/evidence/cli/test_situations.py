@@ -1,4 +1,4 @@
-"""Twenty situations as a person on call meets them: what `status`, `check`, `superfetch-check`, the
+"""Situations as a person on call meets them: what `status`, `check`, `superfetch-check`, the
 metrics and the page say of each, and that they agree."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.health import DEAD_LETTERED_MANY
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
+from celery_superfetch.model.job import Job
 from support.servers.server import Server
 from support.waiting import eventually
 from support.well import make_well
@@ -64,6 +65,23 @@ def stopping(on: Situation) -> None:
     make_well(on.bench)
     on.bench.owner(node="celery@two", lists=["aside"], state="stopping", **CALM)
     on.waiting(queue="aside")
+
+
+def stopping_for_long(on: Situation) -> None:
+    """A worker got SIGTERM ten minutes ago and waits for a job that hangs."""
+    make_well(on.bench)
+    bench = on.bench
+    since = bench.database.server_time() - 600_000
+    facts = bench.owner(node="celery@two", lists=["aside"], **CALM)
+    stopping = facts.with_(
+        state="stopping", stopping_since=since, started_jobs=((1, since // 1000 - 60),)
+    )
+    bench.registry.register(stopping)
+
+
+def lost_jobs(on: Situation) -> None:
+    make_well(on.bench)
+    on.bench.in_flight.history.lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
 
 
 def stale(on: Situation) -> None:
@@ -206,6 +224,8 @@ SITUATIONS: dict[Callable[[Situation], None], tuple[str, set[str]]] = {
     all_well: ("", set()),
     no_worker: ("critical", {"no-worker"}),
     stopping: ("critical", {"no-consumer"}),
+    stopping_for_long: ("warning", {"stopping-owner"}),
+    lost_jobs: ("warning", {"lost-jobs"}),
     stale: ("critical", {"no-consumer", "silent-owner"}),
     hung: ("critical", {"hung-owner"}),
     frozen: ("critical", {"silent-owner"}),

@@ -73,7 +73,7 @@ def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lo
         bench.in_flight.ack(claimed)
     bench.in_flight.flush()
     assert lost == [lost_job(gone)]
-    assert f"Job {gone.title} from queue mail is no longer ours" in caplog.text
+    assert f"Lost ownership of job {gone.title}" in caplog.text
     assert len(bench.in_flight.jobs) == 0
     assert bench.client.exists(counters) == (taken == "counted")
 
@@ -82,7 +82,7 @@ def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench, owner):
     """Though it has the bytes of one that is there."""
     [one] = bench.take(owner, payload(1))
     unknown = one.job._replace(claim_id="ff:mail")
-    assert bench.run(bench.lists.requeue([unknown], "front", 0)) == 0
+    assert bench.run(bench.lists.requeue([unknown], "front", 0)) == [1]
     bench.run(bench.in_flight.parked.park({unknown: 1}))
     assert bench.run(bench.lists.ack(owner.owner, [Claimed(unknown)], [unknown])) == [1]
     assert bench.client.hgetall(bench.keys.private(owner.owner)) == {

@@ -62,7 +62,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owne
 
 def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog):
     """E7. Strikes 1 and 2 of a lost child were nameless."""
-    for strike, then in ((1, "killed at strike 3"), (2, "killed at strike 3")):
+    for strike, then in ((1, "dead-lettered at strike 3"), (2, "dead-lettered at strike 3")):
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
             lose(claimed.job)

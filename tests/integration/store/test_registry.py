@@ -56,8 +56,15 @@ def test_a_heartbeat_without_a_row_says_missing(bench, owner):
     assert bench.registry.owners() == {}, "it writes nothing: owner alone could not be judged"
     bench.registry.register(owner)
     bench.client.delete(bench.keys.facts(owner.owner))
-    assert bench.registry.heartbeat(owner, 0, {"state": "stopping"}).status == "unknown"
+    assert bench.registry.heartbeat(owner, 0, {"state": "stopping"}).status == "missing"
     assert not bench.client.exists(bench.keys.facts(owner.owner))
+    bench.registry.register(owner)
+    bench.client.delete(bench.keys.host(owner.process.host))
+    assert bench.registry.heartbeat(owner, 0, {}).status == "missing", "peers here look there"
+    bench.registry.register(owner)
+    assert bench.registry.heartbeat(owner, 0, {}).status == "ok"
+    bench.client.delete(bench.keys.owners, bench.keys.facts(owner.owner))
+    assert bench.registry.heartbeat(owner, 0, {}).status == "unknown"
 
 
 def test_the_heartbeat_of_a_reaped_owner_says_so_and_does_not_revive_it(bench, owner):

@@ -29,10 +29,12 @@ from celery_superfetch.owner.heart import Heart
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import Move
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
+from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
 from celery_superfetch.store.queues import Room
+from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire import clients, connections, scripts
 from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
@@ -69,6 +71,22 @@ def lost_acks() -> None:
             raise
 
     Outbox._exchange = once
+
+
+def lost_jobs() -> None:
+    """A requeue that finds no claim is taken for one that went."""
+    LostJobs.add = lambda self, *_: None
+
+
+def known_names() -> None:
+    """An owner that has lost a part of its keys takes a new name, as if it were unknown."""
+    heartbeat = Registry.heartbeat
+
+    def forgotten(self: Registry, *args: Any) -> Any:
+        heard = heartbeat(self, *args)
+        return heard._replace(status=heard.status.replace("missing", "unknown"))
+
+    Registry.heartbeat = forgotten
 
 
 def forgotten_names() -> None:

@@ -265,7 +265,7 @@ class Bench:
 
     def requeue(self, *jobs: Job, where: str = "front", expires: int = 0) -> int:
         """Give jobs of one owner and queue list back; how many went."""
-        return int(self.run(self.lists.requeue(jobs, where, expires)))
+        return len(jobs) - len(self.run(self.lists.requeue(jobs, where, expires)))
 
     def take(
         self,

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.console.health import DEAD_LETTERED_MANY, Finding, findings, verdict
+from celery_superfetch.console.health import (
+    DEAD_LETTERED_MANY,
+    STOPPING_LONG_S,
+    Finding,
+    findings,
+    verdict,
+)
 from celery_superfetch.console.overview import by_queue, consumers_of
 from celery_superfetch.model.words import span
 from support.well import MIB, WELL
@@ -143,10 +149,42 @@ OWNER = {
 @pytest.mark.parametrize("case", OWNER)
 def test_owners(seen, case):
     changes, level, said = OWNER[case]
-    seen["owners"].append({**seen["owners"][0], **changes})
+    seen["owners"].append({**seen["owners"][0], "host": "vm2", **changes})
     found = only(seen)
     assert (found.level, found.code) == (level, case.split()[0])
     assert said in str(found)
+
+
+def test_a_process_that_goes_on_under_another_name_is_not_to_be_killed(seen):
+    seen["owners"].append({**seen["owners"][0], "state": "silent", "heartbeat_age": 20.0})
+    assert only(seen).code == "silent-owner", "hosts may share their name, and processes a pid"
+    seen["owners"][1]["version"] = ""
+    found = only(seen)
+    assert (found.level, found.code) == ("note", "former-owner")
+    assert "kill" not in str(found)
+
+
+def test_what_a_stopping_worker_waits_for_and_for_how_long(seen):
+    stopping = {"state": "stopping", "stopping_for": 60.0, "running": 1, "longest_run": 90.0}
+    seen["owners"].append({**seen["owners"][0], **stopping})
+    assert only(seen).level == "note"
+    seen["owners"][1]["stopping_for"] = STOPPING_LONG_S
+    found = only(seen)
+    assert (found.level, found.code) == ("warning", "stopping-owner")
+    assert "stopping for 5 min and waits for 1 running job, of which one has run for 90 s" in str(
+        found
+    )
+    assert "SIGQUIT" in found.fix
+
+
+def test_lost_jobs_are_a_warning_for_an_hour(seen):
+    seen["lost"] = {"jobs": 3, "at": "2026-01-02T02:58:00.000+00:00"}
+    found = only(seen)
+    assert (found.level, found.code) == ("warning", "lost-jobs")
+    assert "lost 3 jobs" in found.text
+    assert "2 min ago" in found.text
+    seen["lost"]["at"] = "2026-01-02T01:58:00.000+00:00"
+    assert not findings(seen)
 
 
 QUEUE = {

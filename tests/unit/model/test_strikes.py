@@ -225,10 +225,10 @@ def test_a_recovery_knows_its_job_by_name_and_by_digest():
 @pytest.mark.parametrize(
     ("strikes", "limit", "blamed", "said"),
     [
-        (0, 3, Blame.EXACT, "strike 1 of 3; it runs again, and is killed at strike 3"),
+        (0, 3, Blame.EXACT, "strike 1 of 3; it runs again, and is dead-lettered at strike 3"),
         (1, 3, Blame.EXACT, "strike 2 of 3; on probation"),
         (1, 3, Blame.SUSPECT, "strike 2 of 3; on probation"),
-        (7, None, Blame.EXACT, "strike 8; its task has no limit"),
+        (7, None, Blame.EXACT, "strike 8; it runs again, and its task has no strike limit"),
     ],
 )
 def test_a_strike_says_what_comes_next(strikes, limit, blamed, said):

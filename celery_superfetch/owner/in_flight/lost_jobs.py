@@ -1,0 +1,143 @@
+"""Jobs that this process wanted to requeue and whose claims the server no longer has: what became
+of each, in the log and in the counters."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from enum import Enum
+from typing import NamedTuple
+
+from ...model.job import Job, claimed_at, digest, parse
+from ...store.database import Database
+from ...store.dead_set import DeadSet
+from ...store.history import History
+from ...store.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+LOGGED_IN_A_ROW = 20  # jobs that are logged one by one; further ones share a line
+EXAMINED_AT_ONCE = 100  # jobs about which the server is asked in one round trip
+
+LOST = (
+    "Job %s is lost (queue=%s, owner=%s): the server no longer has it and this worker had not "
+    "started it. Publish it again."
+)
+LOST_AFTER_RUN = (
+    "Job %s is lost (queue=%s, owner=%s): the server no longer has it, and its run here ended "
+    "without an ack. Publish it again."
+)
+RECOVERED = (
+    "Job %s does not start here (queue=%s, owner=%s): the owner was declared dead, and a peer "
+    "recovered the job."
+)
+DEAD_LETTERED = "Job %s does not start here (queue=%s, owner=%s): it is in the dead set."
+#: Whether jobs are lost -> the level and the line for what is not logged one by one.
+PERHAPS_BACK = (
+    "Job %s is lost (queue=%s, owner=%s): the server restarted, perhaps with older data, and no "
+    "longer has its claim. Publish it again, unless it is on its queue or has run."
+)
+MORE = {
+    True: (logging.WARNING, "%d more jobs are lost in the same way (%s). Publish them again."),
+    False: (logging.INFO, "%d more jobs do not start here for the same reasons (%s)."),
+}
+
+
+class Fate(Enum):
+    """What became of a job whose claim is gone."""
+
+    LOST = LOST  # flushed, deleted or evicted
+    LOST_AFTER_RUN = LOST_AFTER_RUN
+    PERHAPS_BACK = PERHAPS_BACK  # with older data the job may be on its queue
+    RECOVERED = RECOVERED
+    DEAD_LETTERED = DEAD_LETTERED
+    REQUEUED = ""  # by the first of two tries, whose answer was lost
+
+    @property
+    def is_loss(self) -> bool:
+        return self in (Fate.LOST, Fate.LOST_AFTER_RUN, Fate.PERHAPS_BACK)
+
+
+class MissingJob(NamedTuple):
+    job: Job
+    has_run: bool
+    is_repetition: bool  # an earlier requeue had no answer, and may have been carried out
+
+
+class LostJobs:
+    """Jobs whose requeue found no claim. Any thread adds; the one that does deferred calls examines
+    them, so that neither the lock of what is in flight nor the event loop waits for that."""
+
+    def __init__(self, database: Database) -> None:
+        self._registry, self._dead_set = Registry(database), DeadSet(database)
+        self._history = History(database)
+        self._missing: deque[MissingJob] = deque()
+        self._in_a_row = 0
+        #: When this process found that the server had another run id (s, by this host's clock).
+        self.server_restarted_at = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether jobs wait to be examined."""
+        return bool(self._missing)
+
+    def add(self, job: Job, has_run: bool, is_repetition: bool) -> None:
+        """Note a job for the next ``examine``."""
+        self._missing.append(MissingJob(job, has_run, is_repetition))
+
+    def examine(self) -> None:
+        """Find out what became of the jobs that were added, log it, and count the lost ones.
+
+        Raises RedisError where the server cannot be asked; the jobs are examined next time.
+        """
+        if not self._missing:
+            self._in_a_row = 0
+        surplus: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+        try:
+            while self._missing:
+                some = list(self._missing)[:EXAMINED_AT_ONCE]
+                fates = self._fates(some)
+                for missing, fate in zip(some, fates, strict=True):
+                    self._missing.popleft()
+                    if not self._log(missing.job, fate):
+                        task = parse(missing.job.payload).task or "unparseable"
+                        surplus[fate.is_loss][task] += 1
+                if lost := [m.job for m, fate in zip(some, fates, strict=True) if fate.is_loss]:
+                    self._history.lost_by_server(lost)
+        finally:
+            for is_loss, jobs_by_task in surplus.items():
+                if jobs_by_task:
+                    level, text = MORE[is_loss]
+                    tasks = ", ".join(f"{task}: {n}" for task, n in jobs_by_task.most_common(5))
+                    logger.log(level, text, jobs_by_task.total(), tasks)
+
+    def _fates(self, missing: list[MissingJob]) -> list[Fate]:
+        states = self._registry.states({entry.job.owner for entry in missing})
+        dead = self._dead_set.have([digest(entry.job.payload) for entry in missing])
+        return [
+            self._fate(entry, states[entry.job.owner], is_dead)
+            for entry, is_dead in zip(missing, dead, strict=True)
+        ]
+
+    def _log(self, job: Job, fate: Fate) -> bool:
+        """Log what became of a job; False if the lines in a row are too many by now."""
+        if fate is Fate.REQUEUED:
+            return True
+        self._in_a_row += 1
+        is_one_of_many = self._in_a_row > LOGGED_IN_A_ROW
+        level = logging.WARNING if fate.is_loss else logging.INFO
+        level = logging.DEBUG if is_one_of_many else level
+        logger.log(level, fate.value, job.title, job.queue_list, job.owner)
+        return not is_one_of_many
+
+    def _fate(self, missing: MissingJob, state: str | None, is_dead: bool) -> Fate:
+        """Judge one job, by the state in the record of its owner (None: there is no record)."""
+        if state == "reaped":
+            return Fate.RECOVERED
+        if is_dead:
+            return Fate.DEAD_LETTERED
+        if missing.is_repetition and state is not None:
+            return Fate.REQUEUED
+        # Of an owner that it knows, a server that began empty would not have been asked.
+        if state is not None and (claimed_at(missing.job.claim_id) or 0) < self.server_restarted_at:
+            return Fate.PERHAPS_BACK
+        return Fate.LOST_AFTER_RUN if missing.has_run else Fate.LOST
