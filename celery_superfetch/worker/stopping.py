@@ -4,10 +4,12 @@ stopping, and the runs that were cut short count as stops and not as strikes."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from contextlib import suppress
+from time import sleep
 from typing import Any
 
 from celery.platforms import EX_OK
@@ -126,9 +128,9 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
     if pool is not None and pool.is_green:
         # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
-    elif pool is not None and not pool.signal_safe and _works_on_jobs(worker):
-        # The handler joins the pool's threads. If one waits for the lock that this thread, which
-        # the signal has interrupted, holds, both would wait for ever.
+    elif pool is not None and not pool.signal_safe and _is_at_work(worker, pool):
+        # The handler stops the pool and joins its threads. If this thread, which the signal has
+        # interrupted, holds a lock that the handler or one of them needs, all wait for ever.
         _again(AGAIN, number)
     elif pool is not None and is_of(pool, SOLO) and wait > 0 and busy:
         # The handler would sleep on top of the job, which is to finish in that time.
@@ -141,8 +143,12 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         handler(number, frame)
 
 
-def _works_on_jobs(worker: Any) -> bool:
-    """Return whether this thread holds the lock of an owner's jobs in flight."""
+def _is_at_work(worker: Any, pool: Any) -> bool:
+    """Return whether this thread may hold the lock of an owner's jobs in flight, or that of a pool
+    of threads, which it holds while a new thread comes up: a job that stops its worker at once may
+    do so then."""
+    if is_of(pool, THREADS) and pool.executor._shutdown_lock.locked():
+        return True
     for owner in owners_of(worker):
         with suppress(RuntimeError):  # a condition raises it where the lock is not held
             threading.Condition(owner.lock).notify(0)
@@ -152,6 +158,10 @@ def _works_on_jobs(worker: Any) -> bool:
 
 def _again(wait: float, number: int) -> None:
     """Send this process a signal again after ``wait`` s."""
-    timer = threading.Timer(wait, os.kill, (os.getpid(), number))
-    timer.daemon = True
-    timer.start()
+
+    def send() -> None:
+        sleep(wait)
+        os.kill(os.getpid(), number)
+
+    # No ``threading.Timer``: its start takes locks that this thread, interrupted, may hold.
+    _thread.start_new_thread(send, ())

@@ -181,6 +181,7 @@ celery concurrency.
         solo:TaskPool.__module__~celery.concurrency.solo
         thread:TaskPool.__module__~celery.concurrency.thread
     see that a thread has ended its job: thread:ApplyResult.f
+    know whether a thread for a job comes up: thread:TaskPool.executor
     know whether it can end a job that runs: base:BasePool.terminate_job(pid)
 celery app.
     serve tasks by a request class of ours: task:Task.Request

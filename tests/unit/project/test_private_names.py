@@ -100,7 +100,7 @@ PARTS = {part for name in LISTED for part in re.findall(r"\w+", name.path.partit
 #: Names with an underscore that are no secret: of named tuples, of Python's own modules, of apps as
 #: ``install`` leaves them, and the one that our own modules show each other.
 NO_SECRETS = {"_asdict", "_fields", "_replace", "_exit", "_thread", "_superfetch"}
-NO_SECRETS |= {"_superfetch_monitors", "_fetch"}
+NO_SECRETS |= {"_superfetch_monitors", "_fetch", "_shutdown_lock"}
 
 
 def is_private(name: str) -> bool:
