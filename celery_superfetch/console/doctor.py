@@ -16,7 +16,8 @@ from ..model.job import parse
 from ..model.silence import watch_time
 from ..model.version import __version__
 from ..model.words import command, number, span
-from .health import LEVELS, Finding, Level, findings
+from .finding import LEVELS, Finding, Level
+from .health import findings
 from .overview import overview_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ..model.arguments import printable
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
 from ..model.words import span
-from .health import Finding, findings, summary
+from .finding import Finding
+from .health import findings, summary
 from .overview import overview_of, state_of
 
 if TYPE_CHECKING:

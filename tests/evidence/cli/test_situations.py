@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from celery_superfetch.console.health import DEAD_LETTERED_MANY
+from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
 from celery_superfetch.model.job import Job

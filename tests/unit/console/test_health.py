@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.console.health import (
-    DEAD_LETTERED_MANY,
-    STOPPING_LONG_S,
-    Finding,
-    findings,
-    verdict,
-)
+from celery_superfetch.console.finding import Finding
+from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
+from celery_superfetch.console.findings_of_workers import STOPPING_LONG_S
+from celery_superfetch.console.health import findings, verdict
 from celery_superfetch.console.overview import by_queue, consumers_of
 from celery_superfetch.model.words import span
 from support.well import MIB, WELL

@@ -1,0 +1,123 @@
+"""Findings on queues, jobs and the dead set, by the overview alone; called by ``health``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..model.arguments import task_title
+from ..model.strikes import STOPS_NAMED
+from ..model.words import ago, number, passed, span
+from .finding import Finding, Level
+from .overview import LATELY, by_queue
+
+NEAR = 0.8  # share of ``dead_limit`` from which on the dead set is nearly full
+
+#: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
+#: a note, several mean that a deploy, a dependency or an input is broken.
+DEAD_LETTERED_MANY = 5
+
+
+def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    for row in overview["queues"]:
+        if row["length"] is None:
+            text = f"queue list {row['list']!r} is no list: {row['error']}"
+            fix = "nobody can send to it or take from it: rename what lives under that key"
+            yield Finding("critical", "queue-type", text, fix)
+    for row in by_queue(overview["queues"]):
+        if not row["unserved"]:
+            continue
+        queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
+        unserved = "no worker consumes it"
+        if others := row["not_consuming"]:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(others.items()))
+            unserved += f" ({states})"
+        if row["waiting"]:
+            since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
+            text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
+            yield Finding("critical", "no-consumer", text, fix)
+        if row["probation"]:
+            text = f"queue {queue}: {number(row['probation'], 'job')} on probation, {unserved}"
+            yield Finding("critical", "probation-unserved", text, fix)
+
+
+def of_lost_jobs(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether the server lost jobs lately that workers had reserved."""
+    lost, now = overview["lost"], overview["server_time"]
+    if lost["at"] is None or passed(lost["at"], now) > LATELY:
+        return
+    text = (
+        f"the server lost {number(lost['jobs'], 'job')} that workers had claimed and not started, "
+        f"the last of them noticed {ago(lost['at'], now)}"
+    )
+    fix = (
+        "publish again the jobs that the workers' logs name (`is lost`), and look for FLUSHALL, "
+        "DEL, eviction, and a restart without persistence"
+    )
+    yield Finding("warning", "lost-jobs", text, fix)
+
+
+def of_long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    tasks: dict[str, list[tuple[int, str, str]]] = {}
+    for owner in overview["owners"]:
+        for job in owner["stuck"]:
+            row = job["seconds"], job["id"], owner["node"] or owner["owner"]
+            tasks.setdefault(job["task"], []).append(row)
+    for task, rows in tasks.items():
+        seconds, id, node = max(rows)
+        many = f"{number(len(rows), 'job')} of {task_title(task)}"
+        run = "runs" if len(rows) == 1 else "run"
+        text = f"{many} {run} for longer than stuck_after, {id} on {node} for {span(seconds)}"
+        fix = (
+            f"see what it waits for (py-spy dump), or end it: `{overview['command']} jobs kill "
+            f"{id}`; a time limit ends such runs by itself"
+        )
+        yield Finding("warning", "stuck-job", text, fix)
+
+
+def of_stopped(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Jobs that a deploy has cut short too often to be innocent: they may stop their workers."""
+    jobs = overview["stopped"]
+    if not jobs:
+        return
+    worst = jobs[0]
+    text = (
+        f"job {task_title(worst['task'])}[{worst['id'] or worst['digest']}] on queue "
+        f"{worst['queue']} was cut short {worst['stops']} times because its worker was stopping"
+    )
+    text += f", and {len(jobs) - 1} more at least {STOPS_NAMED} times" if len(jobs) > 1 else ""
+    fix = (
+        "if these were no deploys, a job or a watcher stops the worker: look for a signal, a "
+        "control command or a memory limit. At its stop_limit the job goes to the dead set"
+    )
+    yield Finding("warning", "stopped-job", text, fix)
+
+
+def of_dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    dead, command = overview["dead_set"], overview["command"]
+    if job := dead["newest"]:
+        name = f"job {task_title(job['task'])}[{job['task_id'] or job['id']}]"
+        text = f"{name} was killed {ago(job['at'], overview['server_time'])} ({job['reason']})"
+        remaining = dead["killed_lately"] - 1
+        text += f", and {remaining} more within the hour" if remaining else ""
+        fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
+        level: Level = "warning" if dead["killed_lately"] >= DEAD_LETTERED_MANY else "note"
+        yield Finding(level, "job-killed", text, fix)
+    if (kept := dead["of_app"]) >= NEAR * dead["limit"]:
+        full = kept >= dead["limit"]
+        loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
+        text = f"the dead set holds {kept} jobs of {dead['limit']}: {loss}"
+        fix = (
+            f"see `{command} dead list`, then retry or delete jobs (`dead retry`, `dead delete`); "
+            "or raise dead_limit"
+        )
+        yield Finding("warning", "dead-set-full", text, fix)
+    if jobs := dead["unannounced"]:
+        text = f"{number(jobs, 'dead-lettered job')} not reported to the caller yet"
+        fix = (
+            "a failure notification waits on the job's queue: see whether a worker of this app "
+            "consumes that queue and whether the result backend answers. A stock worker discards "
+            "the notification"
+        )
+        yield Finding("warning", "unannounced", text, fix)

@@ -1,0 +1,68 @@
+"""Findings on the Redis server, by the overview alone; called by ``health``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..model.words import number, span
+from .finding import Finding, Level
+from .overview import LATELY
+
+NEAR, FULL = 0.8, 0.95  # shares of maxmemory
+
+#: Bytes that a replica may lag: what a busy server sends in a moment.
+LAG = 16 * 1024 * 1024
+
+
+def of_restarts(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether the server restarted while workers of its database ran."""
+    uptime = overview["server"]["uptime_s"]
+    if uptime is None or uptime > LATELY:
+        return
+    # The server says whole seconds, and a worker may have registered in its first one.
+    before = [owner for owner in overview["owners"] if owner["age"] > uptime + 1]
+    if before:
+        text = f"the server restarted {span(uptime)} ago, while {number(len(before), 'worker')} ran"
+        fix = "jobs that it accepted after its last save are lost: see its persistence"
+        yield Finding("note", "restarted", text, fix)
+
+
+def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
+    policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
+    level: Level
+    if policy not in (None, "noeviction"):
+        expiring = policy.startswith("volatile-")
+        level = "critical" if most and not expiring else "warning"
+        lost = "strikes, and queues with x-expires" if expiring else "jobs"
+        text = f"the server may evict {lost}: its maxmemory-policy is {policy}"
+        fix = (
+            "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
+        )
+        yield Finding(level, "eviction", text, fix)
+    uptime = server["uptime_s"]
+    if evicted := server["evicted_keys"]:
+        # Results and job histories expire, jobs do not.
+        level = "note" if policy and policy.startswith("volatile-") else "critical"
+        since = f" since its start {span(uptime)} ago" if uptime is not None else ""
+        text = f"the server evicted {number(evicted, 'key')}{since}"
+        text += "" if level == "note" else ", and jobs may be among them"
+        fix = "set maxmemory-policy to noeviction; workers log each job that they find lost"
+        yield Finding(level, "evicted", text, fix)
+    if most and used >= NEAR * most:
+        level = "critical" if used >= FULL * most else "warning"
+        text = f"the server uses {used / most:.0%} of its maxmemory; at 100% no job can be sent"
+        yield Finding(level, "memory", text, "raise maxmemory, or see which queue or result grows")
+    if server["append_only"] is False and server["saves"] == "":
+        text = (
+            "the server keeps jobs in memory only (no AOF, no RDB saves): a restart loses all jobs"
+        )
+        fix = "`redis-cli CONFIG SET appendonly yes`, and the same in its configuration"
+        yield Finding("warning", "no-persistence", text, fix)
+    if not server["last_save_ok"]:
+        text = "the server's last RDB save failed; it may refuse all writes"
+        fix = "see its log: its disk is full, or there is no memory for the fork"
+        yield Finding("critical", "save-failed", text, fix)
+    if (lag := server["replica_lag_bytes"]) >= LAG:
+        text = f"a replica lags {lag // 1024**2} MiB behind: a failover now loses that"
+        yield Finding("warning", "replica-lag", text, "see its network and its load")
