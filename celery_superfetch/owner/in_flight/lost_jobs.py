@@ -32,11 +32,11 @@ RECOVERED = (
     "recovered the job."
 )
 DEAD_LETTERED = "Job %s does not start here (queue=%s, owner=%s): it is in the dead set."
-#: Whether jobs are lost -> the level and the line for what is not logged one by one.
 PERHAPS_BACK = (
     "Job %s is lost (queue=%s, owner=%s): the server restarted, perhaps with older data, and no "
     "longer has its claim. Publish it again, unless it is on its queue or has run."
 )
+#: Whether jobs are lost -> the level and the line for what is not logged one by one.
 MORE = {
     True: (logging.WARNING, "%d more jobs are lost in the same way (%s). Publish them again."),
     False: (logging.INFO, "%d more jobs do not start here for the same reasons (%s)."),
