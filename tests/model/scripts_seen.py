@@ -206,15 +206,16 @@ class Truth(Known):
 
     def _requeue(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[1], call.keys[4]
-        owner, total = self._owner_of(call.keys[0]), 0
-        for id, record in zip(call.args[7::2], call.args[8::2], strict=True):
+        owner, missing = self._owner_of(call.keys[0]), []
+        rows = zip(call.args[7::2], call.args[8::2], strict=True)
+        for number, (id, record) in enumerate(rows, 1):
             if id in self.held[owner]:
                 self.go_back(owner, id, self.held[owner][id])
             payload, ran = self.end(owner, id)
             if payload is None:
                 self.notable["a requeue came too late"] += 1
+                missing.append(number)
                 continue
-            total += 1
             card = self.cards[payload]
             self.lists[probation if card.probation else queue][payload] += 1
             if card.probation:
@@ -224,7 +225,7 @@ class Truth(Known):
             if record:
                 card.stops += 1
                 self.notable["a stop cut a run short"] += 1
-        assert reply == total
+        assert reply == missing
 
     def _recover(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[2], call.keys[5]
