@@ -144,7 +144,7 @@ class Keyspaces:
     def _as_known(self, rows: Sequence[Any]) -> Rows:
         """Without what nobody in this world asks for: times, histories, statistics, facts."""
         keys, kept = self.keys, []
-        dropped = (keys.stats, keys.host(""), keys.deaths)
+        dropped = (keys.stats, keys.deaths)
         for raw_key, raw_kind, raw_values in rows:
             key, kind = raw_key.decode(), raw_kind.decode()
             if key.startswith(dropped):
@@ -207,6 +207,8 @@ class Keyspaces:
                     if names.get(name, name)
                 )
                 values = tuple(v for pair in kept for v in pair)
+            if key.startswith(self.keys.host("")):
+                values = tuple(sorted(filter(None, (names.get(one, one) for one in values))))
             if key and values:
                 rows.append((key, kind, values))
         return self.number(tuple(sorted(rows)))
