@@ -33,6 +33,7 @@ from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
+from celery_superfetch.store import private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire import clients, connections, scripts
@@ -463,6 +464,7 @@ def parts() -> None:
         return whole(name).replace(by_thousands, at_once)
 
     scripts.source = unpacked
+    private_lists.UNLAND_LISTS = 2**40  # and all lists of an owner go into one script
 
 
 def free_locks() -> None:
