@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 PAUSE_S = 1.0  # between two tries
-PATIENCE_S = 60.0  # for which a running job waits in its slot, before it goes back to its queue
+PATIENCE_S = 60.0  # for which a running job waits in its slot, before it is requeued
 
 
 class NotSent(BaseException):

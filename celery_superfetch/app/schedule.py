@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the user has removed the reap task's entry after it was added."""
+        """True if the user has removed the reap task's entry after it was added."""
         return self._entry is not None and REAP_ENTRY not in self.merged
 
     def add(self, interval: float) -> None:

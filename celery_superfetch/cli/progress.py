@@ -1,4 +1,4 @@
-"""How far a long command has come, on stderr: the document of ``--json`` is alone on stdout."""
+"""Progress of a long command, on stderr: the document of ``--json`` is alone on stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSE = 10.0  # seconds after which a program that reads stderr hears that somet
 
 
 class Progress:
-    """How many of some jobs are done with (``total`` 0: nobody knows of how many)."""
+    """How many of some jobs are done with (``total`` 0: not known)."""
 
     def __init__(self, total: int = 0, silent: bool = False, verb: str = "") -> None:
         self.total, self.done, self._silent, self._verb = total, 0, silent, verb
@@ -30,13 +30,13 @@ class Progress:
             click.echo(text, err=True)
 
     def end(self) -> None:
-        """Begin a new line, where nobody knew which job is the last."""
+        """Begin a new line, where the total was not known."""
         if self.done and not self.total and not self._silent and sys.stderr.isatty():
             click.echo(err=True)
 
 
 class Countdown:
-    """What is waited for, and for how many seconds more."""
+    """Show what is waited for, and for how many seconds more."""
 
     def __init__(self, silent: bool = False) -> None:
         self._silent, self._next, self._width = silent, 0.0, 0

@@ -93,7 +93,7 @@ def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
 
 def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     last, oldest = overview["last_pass"], max((o["age"] for o in overview["owners"]), default=0.0)
-    # None was due before somebody was there.
+    # No pass was due before the first worker registered.
     if min(oldest, last["age"] if last else oldest) < LATE_PASSES * overview["reap_interval"]:
         return
     since = "" if last is None else f" for {span(last['age'])}"

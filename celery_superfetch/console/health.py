@@ -1,4 +1,4 @@
-"""What is wrong, by the overview alone, worst first, and the verdict in one line. ``status``,
+"""Findings by the overview alone, the worst first, and the verdict in one line. ``status``,
 ``check``, ``doctor``, the metrics and the page all ask this module, so that they agree."""
 
 from __future__ import annotations

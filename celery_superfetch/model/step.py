@@ -56,7 +56,7 @@ class Claim(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether an earlier run has ended with its own retry, or with what replaces the job."""
+        """True if an earlier run has ended with its own retry, or with what replaces the job."""
         return ITSELF in self.steps
 
 

@@ -27,7 +27,7 @@ class Decision(Enum):
 
 
 class Blame(Enum):
-    """How a recovery counts against its job."""
+    """Blame of a job for its recovery."""
 
     NONE = ""  #: The job did not run; or its worker hung, or could not start it.
     STOP = "stop"  #: It ran, and its worker was stopping. A stop is no strike.
@@ -190,12 +190,12 @@ class Recovery:
 
     @property
     def stopped_too_often(self) -> bool:
-        """Whether this many stops dead-letter the job."""
+        """True if this many stops dead-letter the job."""
         return self.stop_limit is not None and self.stops >= self.stop_limit
 
     @property
     def met_too_many_deaths(self) -> bool:
-        """Whether this many deaths alongside other jobs dead-letter the job."""
+        """True if this many deaths alongside other jobs dead-letter the job."""
         most = self.limit and max(self.limit, DEATHS_ALONGSIDE)
         return most is not None and self.deaths_alongside >= most
 

@@ -66,7 +66,7 @@ class Heart:
         #: As in ``Facts``; whoever knows the runs writes it.
         self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
         #: Queue lists from which some channel claims; the others that are registered are
-        #: ``unconsumed``. Whoever knows the channels writes it.
+        #: ``unconsumed``. Written by ``Membership``.
         self.consumed: Collection[str] = frozenset()
         #: As in ``Facts``; maintenance writes it.
         self.started_jobs: tuple[tuple[int, int], ...] = ()

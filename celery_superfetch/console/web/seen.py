@@ -44,7 +44,7 @@ FRESH, SHARE = 1.0, 4.0
 KEPT = 32
 
 
-#: Answers, beside the overview, that are read at a time: whoever looks could ask for any number.
+#: Answers, beside the overview, that are read at a time: visitors could ask for any number.
 SEARCHES = 4
 
 OVERVIEW = "overview"
