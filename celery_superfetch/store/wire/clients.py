@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,12 +12,16 @@ from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from .connections import NotServed, Params
+from .connections import NotServed, Params, is_ours
 from .scripts import CHECKOUT, asked
 from .server import info
 
 #: Socket -> the id of its connection, and the run of the server there.
 _known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
+#: Socket that asks -> ids of connections of this process that it may unblock; found out once.
+_read_ids: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+
+RECOGNISED_IDS = 64  # that are looked up of one owner at most: it has fewer connections
 
 
 class LoneConnection:
@@ -42,6 +46,13 @@ class LoneConnection:
     @property
     def connected(self) -> bool:
         return self._connection._sock is not None
+
+    @property
+    def address(self) -> str:
+        """Its own end, as CLIENT LIST writes it; a proxy has another one."""
+        sock = self._connection._sock
+        host, port, *_ = (sock and sock.getsockname()) or ("", 0)  # else a path, or it was closed
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def closed_while_idle(self) -> bool:
@@ -131,9 +142,49 @@ class Home:
         )
 
 
+def listed(reply: bytes) -> dict[int, dict[str, str]]:
+    """Return the rows of a reply of CLIENT LIST by the ids of the connections."""
+    lines = reply.decode(errors="replace").splitlines()
+    rows = [
+        dict(field.split("=", 1) for field in line.split(" ") if "=" in field) for line in lines
+    ]
+    return {int(row["id"]): row for row in rows}
+
+
+def recognised(
+    connection: Any, ids: Sequence[int], addresses: Mapping[int, str] | None = None
+) -> dict[int, bool] | None:
+    """Return which of ``ids`` the server lists, and whether each is a connection of this package:
+    of its name (or of this process, by its own ``addresses``), and of the user and database of
+    ``connection``, which asks; None where the list is forbidden. If an id were believed, a forged
+    record, or one of several proxies that share a run id and not their ids, would have a stranger's
+    connection cut."""
+    own, _ = known_as(connection)
+    asked_for = [id for id in ids if 0 < id < 2**63 and id != own][:RECOGNISED_IDS]
+    if not own or not asked_for:
+        return {}
+    [reply] = asked(connection, ("CLIENT", "LIST", "ID", own, *asked_for))
+    if not isinstance(reply, bytes):
+        return None
+    rows = listed(reply)
+    asker = rows.pop(own, {})
+    return {
+        id: (is_ours(row) or row.get("addr") == (addresses or {}).get(id))
+        and all(row.get(field) == asker.get(field) for field in ("user", "db"))
+        for id, row in rows.items()
+    }
+
+
 def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
-    """CLIENT KILL, as far as that is allowed; False: their ids may be strangers' by now."""
-    return _to_connections(client, run_id, ("KILL", "ID"), ids) is not None
+    """CLIENT KILL those that are connections of this package, as far as that is allowed; False:
+    their ids are of another run of the server."""
+
+    def kill(connection: Any) -> list[Any]:
+        is_ours_by_id = recognised(connection, ids) or {}
+        cut_ids = [id for id, is_ours in is_ours_by_id.items() if is_ours]
+        return asked(connection, *(("CLIENT", "KILL", "ID", id) for id in cut_ids))
+
+    return _at_run(client, run_id, kill) is not None
 
 
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
@@ -148,9 +199,17 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     if not all(connection.connected for connection in connections):
         raise RedisConnectionError("a blocking connection broke")
     deadline, pending = monotonic() + 1.0, list(connections)
+
+    def send(connection: Any) -> list[Any]:
+        listed_ids = _listed_reads(connection, pending)
+        if listed_ids is None:
+            return [None]
+        ids = [read.id for read in pending if read.id in listed_ids]
+        replies = iter(asked(connection, *(("CLIENT", "UNBLOCK", id) for id in ids)))
+        return [next(replies) if read.id in listed_ids else 0 for read in pending]
+
     while pending:
-        run, ids = pending[0].run_id, [connection.id for connection in pending]
-        replies = _to_connections(client, run, ["UNBLOCK"], ids)
+        replies = _at_run(client, pending[0].run_id, send)
         if replies is None or monotonic() > deadline or not {0, 1}.issuperset(replies):
             return False
         # 0: it was answered already, or the server has not come to read it yet: asked again, since
@@ -162,17 +221,31 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     return True
 
 
-def _to_connections(
-    client: Redis, run_id: str, command: Sequence[str], ids: Sequence[int]
-) -> list[Any] | None:
-    """The replies to a sub-command of CLIENT, errors among them; None where nobody can tell whether
-    these ids are of ``run_id`` still: after a restart, or a failover behind one address."""
+def _listed_reads(connection: Any, reads: Sequence[LoneConnection]) -> set[int] | None:
+    """Return the ids that the server has of connections of this process, asked once for each pair
+    of connections; None: one of these ids is a stranger's there. Where it may not be asked, an id
+    that the read was told has to do."""
+    read_ids = _read_ids.setdefault(connection._sock, set())
+    addresses = {read.id: read.address for read in reads if read.id not in read_ids}
+    if addresses:
+        is_ours_by_id = recognised(connection, [*addresses], addresses)
+        if is_ours_by_id is None:
+            is_ours_by_id = dict.fromkeys(addresses, True)
+        if not all(is_ours_by_id.values()):
+            return None
+        read_ids.update(is_ours_by_id)
+    return read_ids
+
+
+def _at_run(client: Redis, run_id: str, ask: Callable[[Any], list[Any]]) -> list[Any] | None:
+    """Return what a connection of ``client`` is told; None where ids of ``run_id`` may be of
+    strangers there: after a restart, or a failover behind one address."""
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)
     try:
         if not run_id or known_as(connection)[1] != run_id:
             return None
-        return asked(connection, *(("CLIENT", *command, id) for id in ids))
+        return ask(connection)
     except BaseException:
         connection.disconnect()
         raise

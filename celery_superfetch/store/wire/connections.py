@@ -305,4 +305,5 @@ def ours(params: Params) -> dict[str, Any]:
 
 
 def is_ours(client: Mapping[str, Any]) -> bool:
-    return f"({NAME}_v" in str(client.get("lib-name", ""))
+    """Return whether a row of CLIENT LIST names this package, by its library or its own name."""
+    return f"({NAME}_v" in str(client.get("lib-name", "")) or client.get("name") == NAME

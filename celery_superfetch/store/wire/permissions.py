@@ -28,7 +28,8 @@ expire K 1;pexpire K 1;ttl K;pttl K
 #: Those that it works without, and what is lost then (docs/reference/options.md says more).
 OPTIONAL = {
     "client|id": "a dead worker of another host is found after owner_ttl, not two heartbeats",
-    "client|list": "a dead worker of another host is found after owner_ttl, not two heartbeats",
+    "client|list": "a dead worker of another host is found after owner_ttl, not two heartbeats; a "
+    "reaped worker's connections are not cut",
     "client|setinfo lib-name x": "`migrate` may take our connections for a stock worker's",
     "client|kill ID 0": "a reaped worker's blocking read may claim once more",
     "client|unblock 0": "a job may wait up to 20 s for a worker that calls its reads off",

@@ -12,6 +12,7 @@ from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.wire.connections import ours
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
 
@@ -29,7 +30,7 @@ def quick(make_bench: Callable[..., Bench]) -> Bench:
 @pytest.fixture
 def line(url: str) -> Iterator[redis.Redis]:
     """A connection that belongs to an owner elsewhere."""
-    with redis.Redis.from_url(url, single_connection_client=True) as other:
+    with redis.Redis.from_url(url, single_connection_client=True, **ours({})) as other:
         yield other
 
 

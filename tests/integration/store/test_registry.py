@@ -7,6 +7,7 @@ import redis
 
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.store.wire.clients import cut, run_id
+from celery_superfetch.store.wire.connections import ours
 from support.waiting import eventually
 from support.workers.bench import elsewhere, ended_process
 
@@ -261,9 +262,14 @@ def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench, owner):
     assert read.process == owner.process, "with the owner it had registered itself"
 
 
+def as_worker(url: str) -> redis.Redis:
+    """One connection that says what each of a worker's says of itself."""
+    return redis.Redis.from_url(url, single_connection_client=True, **ours({}))
+
+
 def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, url):
     run = run_id(bench.client)
-    other = redis.Redis.from_url(url, single_connection_client=True)
+    other = as_worker(url)
     facts = bench.owner(connections=(other.client_id(),), run_id=run)
     assert run
     assert bench.registry.connected(facts, run) is True
@@ -276,7 +282,7 @@ def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, ur
 
 def test_cutting_an_owners_connections_ends_them(bench, url):
     run = run_id(bench.client)
-    with redis.Redis.from_url(url, single_connection_client=True) as other:
+    with as_worker(url) as other:
         facts = bench.owner(connections=(other.client_id(),), run_id=run)
         cut(bench.client, "another run", facts.connections)
         cut(bench.client, "", facts.connections)
