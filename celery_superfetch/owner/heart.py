@@ -92,6 +92,8 @@ class Heart:
         #: A new name whose registration had no answer: while this process lives no neighbour takes
         #: that for dead, so the next try has to have it.
         self._unheard = ""
+        #: The name under which a peer declared this process dead, until it has another.
+        self._lost_name = ""
         self._registry: Registry
         self._at: Params | None = None  # where that is, once it could be connected to
         self._socket: object = None  # of its connection, when that was looked at last
@@ -173,6 +175,9 @@ class Heart:
         self._note(facts, heard, asked)
         if lost and old:
             self.overdue.append(partial(self.was_lost, lost, old, facts.owner))
+        elif self._lost_name:
+            self._log_successor(self._lost_name, facts.owner)
+            self._lost_name = ""
 
     def heartbeat(self) -> Heartbeat:
         if not self.facts.owner:  # it left while this heartbeat waited for its turn
@@ -288,7 +293,14 @@ class Heart:
         logger.warning(LOST[how], owner)
         self.in_flight.lose_all(owner)
         if new:
-            logger.warning("Owner %s goes on as owner %s.", owner, new)
+            self._log_successor(owner, new)
+        else:
+            # It learned that when its last channel closed: a connection that breaks takes all of
+            # them. The next channel registers the process under another name.
+            self._lost_name = owner
+
+    def _log_successor(self, owner: str, new: str) -> None:
+        logger.warning("Owner %s goes on as owner %s.", owner, new)
 
     def _distrust_connections(self) -> None:
         """What idles may be as dead, without showing it: a firewall says nothing."""

@@ -173,11 +173,14 @@ class Line:
             self._pool.release(connection)
 
     def _again(self, calls: Sequence[Call], replies: list[Any]) -> list[Any]:
-        """A restarted server forgot its scripts: nothing ran, so this runs after its successors."""
-        for at, reply in enumerate(replies):
-            if isinstance(reply, NoScriptError):
-                again = calls[at]._replace(whole=True)
-                replies[at] = self.scripts.run_all([again], errors=True)[0]
+        """Run once more what a restarted server no longer knew: nothing of that ran, so it runs
+        after its successors. One round trip for all: the first of each script brings its text."""
+        unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            first = {calls[at].name: at for at in reversed(unknown)}
+            again = [calls[at]._replace(whole=first[calls[at].name] == at) for at in unknown]
+            for at, reply in zip(unknown, self.scripts.run_all(again, errors=True), strict=True):
+                replies[at] = reply
         return replies
 
 
