@@ -16,6 +16,7 @@ from ..inspector import RUNNING, Inspector
 from ..model.config import DRILL_TASK
 from ..model.facts import Facts
 from ..model.process import ProcessImage
+from ..model.worker_process import Process, has_socket, worker_at
 from .jobs import Look, Which
 
 STEP = 0.25  # seconds between two looks
@@ -75,6 +76,13 @@ class Drill:
         hit = [row for row in self._running().values() if row["owner"] == self.facts.owner]
         self.runs = {row["id"]: Run(row["id"], row["node"]) for row in hit}
         return len(hit)
+
+    def target(self) -> tuple[Process, bool]:
+        """Return the process of this host that is to be killed, and whether the server confirms
+        that it is the victim: a connection of the victim is a socket of this process. Raises as
+        ``worker_at``."""
+        process = worker_at(self.facts.process)
+        return process, has_socket(process, self.inspector.registry.addresses(self.facts))
 
     def innocents(self) -> list[dict[str, Any]]:
         """What the victim runs beside the drill's jobs."""

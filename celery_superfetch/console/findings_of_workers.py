@@ -61,9 +61,9 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
             text = f"worker {name} was not heard for {span(age)} and holds {jobs}"
             fix = (
-                f"it is frozen or cut off: if pid {owner['pid']} hangs, `kill -9` it; if its host "
-                f"is gone, any worker takes its jobs, or `{overview['command']} reap --wait "
-                f"{watch_time(owner['owner_ttl']):.0f}`"
+                f"it is frozen or cut off: if pid {owner['pid']} there is this worker (`ps -fp`) "
+                "and hangs, `kill -9` it; if its host is gone, any worker takes its jobs, or "
+                f"`{overview['command']} reap --wait {watch_time(owner['owner_ttl']):.0f}`"
             )
             yield Finding(level, "silent-owner", text, fix)
 

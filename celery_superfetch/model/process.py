@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import signal
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -96,18 +95,6 @@ def look_at(pid: int, started: str) -> Reason:
     if zombie:  # whose ever
         return Reason.PROCESS_ZOMBIE
     return Reason.PID_REUSED if now and started and now != started else Reason.RUNNING
-
-
-def kill_tree(image: ProcessImage) -> None:
-    """End a process of one's own ground and all that it started, as the kernel does. Raises
-    ProcessLookupError where it is gone."""
-    if start_time(image.pid) != image.start_time:
-        raise ProcessLookupError(image.pid)
-    family = psutil.Process(image.pid).children(recursive=True)
-    os.kill(image.pid, signal.SIGKILL)
-    for child in family:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
 
 
 def _look(pid: int) -> tuple[bool, str | None]:

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
 from .database import Structure, chunks
-from .wire.clients import cut
+from .wire.clients import addresses, cut
 from .wire.scripts import Call, packed
 
 HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousand are 50 kB
@@ -194,6 +194,10 @@ class Registry(Structure):
         except ResponseError:  # forbidden by ACL
             return None
         return bool(bytes(reply).strip())
+
+    def addresses(self, facts: Facts) -> list[str]:
+        """Return the addresses of an owner's connections, as far as the server confirms these."""
+        return addresses(self.client, facts.run_id, facts.connections)
 
 
 def _scores(rows: Any) -> dict[str, int]:

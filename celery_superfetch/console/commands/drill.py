@@ -6,8 +6,9 @@ import click
 from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, complain, in_session, quantity, warn
-from ...model.process import kill_tree
+from ...model.arguments import printable
 from ...model.words import command, number, span
+from ...model.worker_process import NotAWorker, command_line_of, kill_tree
 from ..drill import Drill, Run, is_here
 
 
@@ -52,8 +53,8 @@ def drill(
             f"no other worker serves queue {queue!r}: the jobs run again once this one is started "
             "again, by you or by its supervisor"
         )
-    _kill(trial, yes)
-    complain(f"Killed {_title(trial)}. Waiting up to {wait:g} s for its jobs to run again ...")
+    killed = f"Killed {_title(trial)}. " if _kill(trial, yes) else ""
+    complain(f"{killed}Waiting up to {wait:g} s for its jobs to run again ...")
     complete = trial.wait_again(wait, lambda run: complain(f"  {_line(run)}"))
     runs = [vars(run) for run in trial.runs.values()]
     document = {"queue": queue, "jobs": runs, "complete": complete, "stock": trial.stock}
@@ -73,31 +74,53 @@ def _spare(trial: Drill, others_too: bool) -> None:
         )
 
 
-def _kill(trial: Drill, yes: bool) -> None:
-    """Have the victim killed, by this process where it can."""
-    process, jobs = trial.facts.process, number(_aimed(trial), "job")
-    text = _title(trial)
+def _kill(trial: Drill, yes: bool) -> bool:
+    """Kill the victim if this host and the server confirm it, else have the operator do it; return
+    whether the drill did."""
+    jobs, text = number(_aimed(trial), "job"), _title(trial)
+    pid = trial.facts.process.pid
     if not is_here(trial.facts):
         complain(
             f"{text} runs {jobs} of the drill, elsewhere. Kill it there, for example by `kill -9 "
-            f"{process.pid}`, or by deleting its pod with --grace-period=0."
+            f"{pid}` (`ps -fp {pid}` says what it is), or by deleting its pod with "
+            "--grace-period=0."
         )
-        if not yes:
-            click.prompt("Press Enter as you do", default="", show_default=False, err=True)
-        return
-    if not yes:
-        question = f"Kill {text}, with all its processes? It runs {jobs} of the drill."
-        click.confirm(question, abort=True, err=True)
-        _aimed(trial)  # some may have ended meanwhile
+        _wait_for_operator(yes)
+        return False
     try:
+        process, is_confirmed = trial.target()
+        if not is_confirmed:
+            complain(
+                f"{text} runs {jobs} of the drill. The server does not confirm that this process "
+                "is that worker: none of its sockets is a connection that CLIENT LIST has for it "
+                "(a proxy, a Unix socket, or a forged record), so the drill does not kill it. If "
+                f"it is, kill it: `kill -9 {pid}`. It is: {command_line_of(process)}"
+            )
+            _wait_for_operator(yes)
+            return False
+        if not yes:
+            question = (
+                f"Kill {text}, with all its processes? It runs {jobs} of the drill. "
+                f"It is: {command_line_of(process)}\n"
+            )
+            click.confirm(printable(question), abort=True, err=True)
+            _aimed(trial)  # some may have ended meanwhile
         kill_tree(process)
+        return True
     except ProcessLookupError:
         raise click.ClickException(f"{text} has ended meanwhile; nothing was killed") from None
-    except PermissionError:
+    except NotAWorker as exc:
         raise click.ClickException(
-            f"{text} belongs to another user of this host: call the drill as that one, or as root. "
-            "No worker was killed"
+            printable(
+                f"{text} is registered as the worker that runs {jobs} of the drill, but pid {pid} "
+                f"of this host {exc}. No process was killed"
+            )
         ) from None
+
+
+def _wait_for_operator(yes: bool) -> None:
+    if not yes:
+        click.prompt("Press Enter as you do", default="", show_default=False, err=True)
 
 
 def _title(trial: Drill) -> str:

@@ -187,6 +187,19 @@ def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
     return _at_run(client, run_id, kill) is not None
 
 
+def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:
+    """Return the addresses that the server has of those that are connections of this package."""
+
+    def ask(connection: Any) -> list[Any]:
+        is_ours_by_id = recognised(connection, ids) or {}
+        own_ids = [id for id, is_ours in is_ours_by_id.items() if is_ours]
+        return asked(connection, ("CLIENT", "LIST", "ID", *own_ids)) if own_ids else []
+
+    replies = _at_run(client, run_id, ask) or ()
+    lists = [listed(reply) for reply in replies if isinstance(reply, bytes)]
+    return [row.get("addr", "") for rows in lists for row in rows.values()]
+
+
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
     """CLIENT UNBLOCK those that wait in a command, so that their replies can be read; False: they
     come when they come. RedisError: a connection broke."""

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from support.hosts import Host
 from support.workers.bench import Bench
+from support.workers.worker import SCRIPT, Worker
 
 SHORT = ("--seconds", "20", "--jobs", "3")
+
+
+@pytest.fixture
+def worker(worker: Callable[..., Worker]) -> Callable[..., Worker]:
+    """Workers by the installed command: the drill kills only what is called `celery ... worker`."""
+    return partial(worker, program=[SCRIPT])
 
 
 def test_the_jobs_of_the_killed_worker_run_again_on_another(cli, worker):
