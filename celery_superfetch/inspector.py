@@ -5,10 +5,9 @@ The console reads Redis by this class and by nothing else of the core.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .model.config import Config
 from .model.facts import Facts
@@ -28,6 +27,7 @@ from .store.registry import Registry
 from .store.runs import RunCounts, Runs
 from .store.unacked import Unacked
 from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
+from .store.wire.tls import WrongScheme
 from .store.wire.trouble import advice_for
 from .store.wire.urls import client_at
 
@@ -36,11 +36,19 @@ if TYPE_CHECKING:  # a probe waits for neither
     from redis import Redis
 
 __all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place", "RunCounts"]
-__all__ += ["advice_for"]
+__all__ += ["WrongScheme", "advice_for"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING"]
 
 #: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.
 PATIENCE = 5.0
+
+
+class Stray(NamedTuple):
+    """Jobs on a queue that no owner has served."""
+
+    jobs: int
+    #: For how long (s) none came or went, as far as the server says: each is at least as old.
+    idle_s: int | None
 
 
 class Inspector:
@@ -136,13 +144,17 @@ class Inspector:
         age = None if since is None else max(0.0, time() - since)
         return self.holdings.lists.place_of(owner), len(claims), age
 
-    def strays(self, known: Iterable[str]) -> Counter[str]:
-        """Queues beside those that are ``known`` on which senders have left jobs -> how many.
+    def strays(self, known: Iterable[str]) -> dict[str, Stray]:
+        """Queues beside those that are ``known`` on which senders have left jobs.
         Raises NoPermissionError where SCAN is forbidden."""
         queues, split = Keyspace(self.database).bound(self.separator) - {*known}, self.separator
         steps = {"".join(name.partition(split)[1:]) for name in self.lists}
         names = [f"{queue}{step}" for queue in queues for step in steps]
-        jobs: Counter[str] = Counter()
+        idle_s = self.queues.idle_s(names)  # first: to ask for a length is a read
+        strays: dict[str, Stray] = {}
         for name, (length, _) in zip(names, self.queues.lengths(names), strict=True):
-            jobs[name.partition(split)[0]] += length if isinstance(length, int) else 0
-        return +jobs
+            if isinstance(length, int) and length:
+                jobs, before = strays.get(queue := name.partition(split)[0], Stray(0, None))
+                ages = [age for age in (before, idle_s.get(name)) if age is not None]
+                strays[queue] = Stray(jobs + length, min(ages, default=None))
+        return strays

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError
 
-from ..inspector import Inspector
+from ..inspector import Inspector, Stray
 from ..model.config import NOT_THE_USERS, REAP_ENTRY, REAP_TASK
 from ..model.early_tasks import FIRST, has_copied_early_ack
 from ..model.job import parse
@@ -134,11 +134,11 @@ def _described(key: str, jobs: int, age: float | None) -> str:
 def _strays(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     """Of queues that no row is of."""
     try:
-        jobs = inspector.strays(row["queue"] for row in rows)
+        strays = inspector.strays(row["queue"] for row in rows)
     except NoPermissionError:
         return
-    if jobs:
-        queues = some(f"{queue} ({number(count, 'job')})" for queue, count in jobs.items())
+    if strays:
+        queues = some(f"{queue} ({_of_stray(stray)})" for queue, stray in strays.items())
         text = f"jobs wait on queues that no worker with install() has served: {queues}"
         fix = (
             "see whether a sender misspells the name; a worker with -Q and that name runs them. "
@@ -147,6 +147,14 @@ def _strays(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> Iterator
         # What stock workers serve at this moment nobody can tell.
         level: Level = "note" if inspector.unacked.consumers() else "warning"
         yield Finding(level, "unknown-queue", text, fix)
+
+
+def _of_stray(stray: Stray) -> str:
+    """Say how many jobs are on a stray queue, and how old they are at least."""
+    jobs = number(stray.jobs, "job")
+    if not stray.idle_s:
+        return jobs
+    return f"{jobs},{' each' if stray.jobs > 1 else ''} at least {span(stray.idle_s)} old"
 
 
 def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterator[Finding]:

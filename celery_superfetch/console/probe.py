@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..inspector import Inspector, advice_for
+from ..inspector import Inspector, WrongScheme, advice_for
 from ..model.arguments import printable
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
@@ -56,14 +56,15 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         try:
             answers.append(_ask(options, app))
         except Exception as exc:
-            why, fix = str(exc), advice_for(exc, getattr(options, "broker", "")) or fix
+            why, advice = str(exc), advice_for(exc, getattr(options, "broker", ""))
+            fix = advice or ("" if isinstance(exc, WrongScheme) else fix)
 
     # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(options.timeout)
     if not answers:
-        text = f"the broker cannot be asked: {why}: {fix}"
+        text = f"the broker cannot be asked: {why}{fix and f': {fix}'}"
         answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]

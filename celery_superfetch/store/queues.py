@@ -27,6 +27,16 @@ class Queues(Structure):
                 raise suspects
         return list(zip(replies[::2], replies[1::2], strict=True))
 
+    def idle_s(self, names: Sequence[str]) -> dict[str, int]:
+        """Return queue list -> seconds for which no job came or went there, and no client read it:
+        each job is at least as old. Lists that are not there, or where the server does not say
+        (OBJECT is forbidden, or it evicts by LFU), are left out. Ask before ``lengths``, which is a
+        read as well."""
+        ages = self._at_once(
+            (("OBJECT", "IDLETIME", self.keys.queue(n)) for n in names), errors=True
+        )
+        return {n: age for n, age in zip(names, ages, strict=True) if isinstance(age, int)}
+
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
         its age, which no message tells. ``notes``: from now on, where it was not known."""

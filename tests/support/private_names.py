@@ -137,6 +137,8 @@ redis connection:Connection.
     wait for a socket, and know that it is another: _sock can_read(timeout)
     leave a server that became a replica: read_response() redis_connect_func
     send acks ahead: send_packed_command(command,check_health=)
+redis connection:SSLConnection.
+    find that a server speaks no TLS: _connect()
 redis
     have a heart that no full pool can stop: client:Redis.connection
     know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager

@@ -16,6 +16,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ClusterDownError,
+    InvalidResponse,
     MasterDownError,
     ReadOnlyError,
     ResponseError,
@@ -29,6 +30,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
 from .slots import NO_TAG, PAUSE, Slot, orphaned, patience_of, reply_to
+from .tls import WrongScheme, note_answer, open_socket, refuse_tls_server
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
 #: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
@@ -78,7 +80,8 @@ def greet(connection: Any) -> None:
     try:
         reply = reply_to(connection, "INFO", "replication")
     except ResponseError:  # it is forbidden, and nobody knows which server this is
-        return
+        return note_answer(connection)
+    note_answer(connection)
     reply = reply.decode() if isinstance(reply, bytes) else reply
     fields = dict(re.findall(r"^(\w+):(\S*)", reply, re.MULTILINE))
     if fields.get("role") == "slave" and fields.get("slave_read_only") != "0":
@@ -120,6 +123,9 @@ def following(connection_class: Any) -> Any:
             """Whether somebody names another in the place of a primary: Sentinels, or a cluster."""
             return hasattr(self, "connection_pool") or bool(self.slot and self.slot.clustered)
 
+        def _connect(self) -> Any:
+            return open_socket(self, super()._connect)
+
         def connect(self) -> None:
             """For PATIENCE seconds or its own limit, where another may come in a primary's place;
             nothing was done yet of what is to be asked."""
@@ -129,9 +135,14 @@ def following(connection_class: Any) -> Any:
                     if self.slot is None:
                         return super().connect()
                     return self.slot.reach(self, super().connect)
-                except (AuthenticationError, AuthorizationError):
+                except (AuthenticationError, AuthorizationError, WrongScheme):
+                    raise
+                except InvalidResponse as exc:
+                    refuse_tls_server(self, exc)
                     raise
                 except (RedisConnectionError, RedisTimeout) as exc:
+                    if not isinstance(exc, RedisTimeout):
+                        refuse_tls_server(self, exc)
                     if not self.replaceable or monotonic() >= deadline:
                         raise
                     # A plain FAILOVER tells no Sentinel: they name the old primary for long.

@@ -42,6 +42,7 @@ OPTIONAL = {
     "zcount K 0 0": "`status`, `check` and the metrics are refused",
     "persist K": "`dead retry` is refused, and forgets the failure that the caller was told",
     "zmscore K 0": "`migrate` is refused",
+    "object|idletime K": "`doctor` does not say how old jobs on unknown queues are",
 }
 
 

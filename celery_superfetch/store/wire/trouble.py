@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyError, TimeoutError
 
+from .tls import WrongScheme
+
 #: What a server, a service or the resolver says -> what to do about it. The first that is found in
 #: the error's text counts, whatever its case.
 ADVICE_BY_TEXT = {
@@ -28,7 +30,8 @@ ADVICE_BY_TEXT = {
 
 
 def advice_for(error: BaseException, url: str = "") -> str:
-    """Return what to do about an error of the server or of the way to it; empty if unknown.
+    """Return what to do about an error of the server or of the way to it; empty if unknown, or if
+    the error says it.
 
     Arguments:
         url: the broker's URL; with ``rediss://`` a missing answer may be a missing TLS.
@@ -37,6 +40,8 @@ def advice_for(error: BaseException, url: str = "") -> str:
     for part, advice in ADVICE_BY_TEXT.items():
         if part in text:
             return advice
+    if isinstance(error, WrongScheme):
+        return ""
     if isinstance(error, AuthenticationError):
         return "the user or the password in the URL is wrong"
     if isinstance(error, ReadOnlyError):

@@ -272,11 +272,3 @@ def _dump(client: redis.Redis) -> dict[bytes, Any]:
         for key in client.scan_iter()
         if not key.startswith((b"_kombu", b"unacked"))
     }
-
-
-def test_a_server_that_does_not_speak_tls_is_said_to_be_one(cli, fresh_server):
-    url = fresh_server().url().replace("redis://", "rediss://") + "?ssl_cert_reqs=none"
-    conf = {"broker_transport_options": {"socket_timeout": 5, "socket_connect_timeout": 5}}
-    said = cli("status", url=url, code=1, process=True, conf=conf).err
-    hint = "use redis:// instead of rediss://"
-    assert said.count(hint) == 2, "while it is waited for, and in the end"
