@@ -43,13 +43,17 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def of_lost_jobs(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield whether the server lost jobs lately that workers had reserved."""
+    """Yield how many jobs the server lost, in the latest event, that workers had reserved; until an
+    hour after the last of them."""
     lost, now = overview["lost"], overview["server_time"]
     if lost["at"] is None or passed(lost["at"], now) > LATELY:
         return
+    timing = f"found {ago(lost['at'], now)}"
+    if lost["jobs"] > 1:
+        timing = f"the first found {ago(lost['since'], now)} and the last {ago(lost['at'], now)}"
     text = (
         f"the server lost {number(lost['jobs'], 'job')} that workers had claimed and not started, "
-        f"the last of them noticed {ago(lost['at'], now)}"
+        f"{timing}"
     )
     fix = (
         "publish again the jobs that the workers' logs name (`is lost`), and look for FLUSHALL, "

@@ -68,15 +68,22 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         "beats": inspector.history.beats(),
         "deaths": [{**death, "at": utc(death["at"] / 1000)} for death in deaths],
         "counters": counts.totals,
-        # Jobs that the server no longer had when a worker wanted to requeue them.
+        # Jobs that the server no longer had when a worker wanted to requeue them: those of the
+        # latest event, which ends with an hour without a loss; and all since the counters began.
         "lost": {
-            "jobs": counts.totals.get("lost", 0),
-            "at": utc(counts.last_loss / 1000) if counts.last_loss else None,
+            "jobs": counts.losses.jobs,
+            "since": _utc_of_ms(counts.losses.since),
+            "at": _utc_of_ms(counts.losses.last),
+            "ever": counts.totals.get("lost", 0),
         },
         "last_pass": last,
         # An app's own option, or what a probe has to go by.
         "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,
     }
+
+
+def _utc_of_ms(at: int) -> str | None:
+    return utc(at / 1000) if at else None
 
 
 def consumers_of(owners: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:

@@ -18,6 +18,9 @@ from .database import Structure
 DAYS = 7
 MOST = 1000
 
+#: Seconds without a loss of the server's after which later losses are another event.
+LOSS_PAUSE_S = 3600
+
 TAB = "\t"  # between the parts of a counter's name; a total has none
 
 #: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
@@ -38,6 +41,17 @@ class Times(NamedTuple):
         return cls(dict(zip(bounds, sums, strict=True)), seconds)
 
 
+class Losses(NamedTuple):
+    """The latest event in which the server lost jobs: losses without an hour between them."""
+
+    jobs: int
+    since: int  # server ms of the first of them, as a worker found it; 0: there was none
+    last: int  # server ms of the last one; 0: there was none
+
+
+NO_LOSSES = Losses(0, 0, 0)
+
+
 class Counts(NamedTuple):
     totals: dict[str, int]
     #: (event, queue list, task) -> jobs; the events are ``recovered``, ``killed``, ``requeued``,
@@ -46,7 +60,7 @@ class Counts(NamedTuple):
     jobs: dict[tuple[str, str, str], int]
     passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
     recoveries: Times
-    last_loss: int = 0  # server ms at which a job was last found lost; 0: none was
+    losses: Losses = NO_LOSSES
 
 
 class History(Structure):
@@ -55,11 +69,12 @@ class History(Structure):
 
     def lost(self, job: Job) -> None:
         """Count a job whose owner lost it to another."""
-        self.scripts.run("lost", [self.keys.stats], ["ownership_lost", job.queue_list, job.payload])
+        args = ["ownership_lost", LOSS_PAUSE_S * 1000, job.queue_list, job.payload]
+        self.scripts.run("lost", [self.keys.stats], args)
 
     def lost_by_server(self, jobs: Sequence[Job]) -> None:
         """Count jobs that the server lost before they had run, and note that it is now."""
-        args = ["lost"]
+        args: list[Any] = ["lost", LOSS_PAUSE_S * 1000]
         for job in jobs:
             # Of the payloads, which may be large, only what the script reads.
             args += [job.queue_list, json.dumps({"task": parse(job.payload).task or ""})]
@@ -123,7 +138,7 @@ class History(Structure):
             {(event, *parts): n for (event, *parts), n in sorted(rows.items()) if len(parts) == 2},
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
             Times.read(BUCKETS, times, times.get("ms", 0) / 1000),
-            rows.get(("lost", "at"), 0),
+            Losses(*(rows.get(("lost", part), 0) for part in ("lately", "since", "at"))),
         )
 
 

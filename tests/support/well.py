@@ -74,7 +74,7 @@ WELL: dict[str, Any] = {
         },
     ],
     "stopped": [],
-    "lost": {"jobs": 0, "at": None},
+    "lost": {"jobs": 0, "since": None, "at": None, "ever": 0},
     "unacked": 0,
     "dead_set": {
         "size": 3,

@@ -1,10 +1,22 @@
 -- Counts jobs that their owner lost to another, or that the server lost.
 -- KEYS: stats
--- ARGV: event ("ownership_lost", or "lost": the time is noted, too), then for each job its queue list
---       and its payload, or as much of that as names its task
+-- ARGV: event ("ownership_lost", or "lost": the latest losses are counted by themselves, too, with the times
+--       of the first and the last of them), ms without a loss after which that count begins anew, then for
+--       each job its queue list and its payload, or as much of that as names its task
 -- Returns: nothing
 -- Crash: they are counted, or not.
-local stats, event = KEYS[1], ARGV[1]
-redis.call('HINCRBY', stats, event, (#ARGV - 1) / 2)
-if event == 'lost' then redis.call('HSET', stats, 'lost\tat', now()) end
-for i = 2, #ARGV, 2 do count_by_task(stats, event, ARGV[i], ARGV[i + 1]) end
+local stats, event, pause_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local jobs = (#ARGV - 2) / 2
+redis.call('HINCRBY', stats, event, jobs)
+if event == 'lost' then
+  local now = now()
+  local last = tonumber(redis.call('HGET', stats, 'lost\tat')) or 0
+  -- A last loss in the future is from before the server's clock was set back.
+  if now - last > pause_ms or last > now then
+    redis.call('HSET', stats, 'lost\tsince', now, 'lost\tlately', 0)
+  end
+  redis.call('HSETNX', stats, 'lost\tsince', now)
+  redis.call('HINCRBY', stats, 'lost\tlately', jobs)
+  redis.call('HSET', stats, 'lost\tat', now)
+end
+for i = 3, #ARGV, 2 do count_by_task(stats, event, ARGV[i], ARGV[i + 1]) end

@@ -6,7 +6,13 @@ import pytest
 
 from celery_superfetch.app.reaper import note
 from celery_superfetch.model.job import Job
-from celery_superfetch.store.history import BUCKETS, History, noted_recovery
+from celery_superfetch.store.history import (
+    BUCKETS,
+    LOSS_PAUSE_S,
+    NO_LOSSES,
+    History,
+    noted_recovery,
+)
 from celery_superfetch.store.queues import CHUNK
 from support.workers.bench import payload
 
@@ -54,6 +60,38 @@ def test_a_task_is_what_the_headers_say(bench, raw, task):
     stats = History(bench.database)
     stats.lost(Job("web-1|1|x", "mail", raw))
     assert stats.counts().jobs == {("ownership_lost", "mail", task): 1}
+
+
+def test_losses_of_the_server_are_counted_by_event(bench):
+    """An event ends with an hour without a loss; the total goes on."""
+    stats, key = History(bench.database), bench.keys.stats
+    gone = [Job("", "mail", payload(n), f"{n}:mail") for n in range(3)]
+    assert stats.counts().losses == NO_LOSSES
+    stats.lost_by_server(gone[:2])
+    first = stats.counts().losses
+    assert first.jobs == 2
+    assert first.since == first.last > 0
+    stats.lost_by_server(gone[2:])
+    second = stats.counts().losses
+    assert (second.jobs, second.since) == (3, first.since)
+    assert second.last >= first.last
+    past = bench.database.server_time() - LOSS_PAUSE_S * 1000 - 1
+    bench.client.hset(key, mapping={"lost\tsince": past, "lost\tat": past})
+    stats.lost_by_server(gone[:1])
+    third = stats.counts().losses
+    assert third.jobs == 1
+    assert third.since == third.last >= second.last
+    assert stats.counts().totals["lost"] == 4
+
+
+@pytest.mark.parametrize("fields", [{"lost": 500, "lost\tat": 1}, {"lost\tat": 10**14}])
+def test_losses_of_before_the_count_or_of_a_later_clock_are_another_event(bench, fields):
+    bench.client.hset(bench.keys.stats, mapping=fields)
+    stats = History(bench.database)
+    stats.lost_by_server([Job("", "mail", payload("1"), "1:mail")])
+    losses = stats.counts().losses
+    assert losses.jobs == 1
+    assert losses.since == losses.last < 10**14
 
 
 def test_rows_are_bounded_and_none_is_lost(bench):

@@ -175,11 +175,16 @@ def test_what_a_stopping_worker_waits_for_and_for_how_long(seen):
 
 
 def test_lost_jobs_are_a_warning_for_an_hour(seen):
-    seen["lost"] = {"jobs": 3, "at": "2026-01-02T02:58:00.000+00:00"}
+    since, at = "2026-01-02T02:40:00.000+00:00", "2026-01-02T02:58:00.000+00:00"
+    seen["lost"] = {"jobs": 3, "since": since, "at": at, "ever": 500}
     found = only(seen)
     assert (found.level, found.code) == ("warning", "lost-jobs")
-    assert "lost 3 jobs" in found.text
-    assert "2 min ago" in found.text
+    assert "lost 3 jobs" in found.text, "and not the 500 of all times"
+    assert found.text.endswith("the first found 20 min ago and the last 2 min ago")
+    seen["lost"] = {"jobs": 1, "since": at, "at": at, "ever": 500}
+    assert only(seen).text.endswith(
+        "lost 1 job that workers had claimed and not started, found 2 min ago"
+    )
     seen["lost"]["at"] = "2026-01-02T01:58:00.000+00:00"
     assert not findings(seen)
 
