@@ -21,10 +21,11 @@ from ..model.arguments import printable
 from ..model.facts import HUNG, SILENT
 from ..model.words import passed
 from .health import findings
+from .metrics_server import MetricsServer
 from .overview import by_queue, overview_of
 
 try:
-    from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -229,11 +230,11 @@ def text_of(app: Celery) -> str:
     return generate_latest(_registry(app)).decode()
 
 
-def serve(app: Celery, host: str, port: int) -> Any:
-    """A server for them, in threads of its own; ``shutdown`` ends it. Raises ConfigError, and an
-    OSError where nobody can listen: at a port in use, mostly."""
-    server, thread = start_http_server(port, host, _registry(app))
-    thread.name = "superfetch-metrics-server"
+def serve(app: Celery, host: str, port: int) -> MetricsServer:
+    """Serve the metrics in threads; ``shutdown`` ends that. Raises ConfigError, and an OSError
+    where it cannot listen: mostly, at a port in use."""
+    server = MetricsServer(make_wsgi_app(_registry(app)), host, port)
+    threading.Thread(target=server.serve, name="superfetch-metrics-server", daemon=True).start()
     # A pool's child that outlives its worker would keep the port from the next one.
     os.register_at_fork(after_in_child=server.socket.close)
     return server

@@ -1,11 +1,15 @@
-"""Decides whether a worker that ends by an error ("Unrecoverable error" in Celery's log) may blame
-the jobs that it runs: then they are recovered with a strike, as if it had been killed."""
+"""A worker that ends by an error, and not because it was told to: its exit code, and whether it may
+blame the jobs that it runs ("Unrecoverable error" in Celery's log). If so, they are recovered with
+a strike, as if it had been killed."""
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
+from celery.exceptions import WorkerTerminate
+from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
@@ -40,3 +44,26 @@ def fails_by_itself(worker: Any) -> bool:
         describe(raised),
     )
     return True
+
+
+def exit_with_failure(worker: Any) -> None:
+    """Set a failure as the exit code of a ``worker`` that ends by an error.
+
+    The bootstep's ``close`` calls this while Celery handles the error (``sys.exc_info``). If the
+    process has no file descriptor left, Celery's consumer raises ``WorkerTerminate`` because of
+    that ``OSError``, and Celery takes it for an order to stop: the exit code would be 0, and a
+    supervisor that restarts workers only on failure (systemd's ``Restart=on-failure``, Kubernetes'
+    ``OnFailure``) would leave the host without a worker.
+    """
+    raised = sys.exc_info()[1]
+    if not isinstance(raised, WorkerTerminate) or not isinstance(raised.__cause__, Exception):
+        return
+    worker.exitcode = EX_FAILURE
+    logger.error(
+        "This worker ends by an error: %s. Its running jobs are cut short and requeued; its exit "
+        "code is %d. If files or connections are too many, raise the limit of open files "
+        "(LimitNOFILE, ulimit -n) or find what keeps them open (lsof -p %d).",
+        describe(raised.__cause__),
+        EX_FAILURE,
+        os.getpid(),
+    )

@@ -34,7 +34,7 @@ from . import unreceivable
 from .control import call_revoked
 from .gate import Gate
 from .maintenance import MaintenanceThread, ReleaseThread, Rounds
-from .own_errors import fails_by_itself
+from .own_errors import exit_with_failure, fails_by_itself
 from .pool_process import report_from_processes
 from .request import use_our_request
 from .stopping import Stopper, wrap_handlers
@@ -138,6 +138,7 @@ class Maintenance(bootsteps.StartStopStep):
     def close(self, worker: Any) -> None:
         """The first thing of any shutdown, while the pool knows its jobs."""
         if os.getpid() == self.pid:
+            exit_with_failure(worker)
             self.stopper.say_so(failing=fails_by_itself(worker))
 
     def stop(self, worker: Any) -> None:

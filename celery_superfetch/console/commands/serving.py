@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from contextlib import suppress
 
 import click
@@ -11,6 +10,7 @@ from celery.bin.base import CeleryCommand
 
 from ...cli.session import know_tasks, quantity
 from ...errors import SuperfetchError
+from ..listener import is_loopback, listening_sockets
 
 host_option = click.option(
     "--host",
@@ -73,7 +73,7 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
         import uvicorn
 
         from ..web import create_app
-        from ..web.access import OwnNamesOnly, is_loopback
+        from ..web.access import OwnNamesOnly
     except ImportError as exc:
         raise click.ClickException(
             f"the page needs what the extra `web` installs ({exc}): "
@@ -84,7 +84,7 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
     know_tasks(ctx.obj.app)
     try:
         page = create_app(ctx.obj.app, not allow_changes, token)
-        sockets = _listening(host, port)  # or uvicorn would end with an exit code of its own
+        sockets = listening_sockets(host, port)  # or uvicorn would end with an exit code of its own
     except (SuperfetchError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc
     _say_where(host, port)
@@ -92,13 +92,6 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
     config = uvicorn.Config(served, log_level="warning", server_header=False)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets)
-
-
-def _listening(host: str, port: int) -> list[socket.socket]:
-    """At each address of the host; raises an OSError where nobody can: at a port in use, mostly."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = dict.fromkeys((family, address) for family, *_, address in found)
-    return [socket.create_server(address, family=family) for family, address in addresses]
 
 
 def _say_where(host: str, port: int, path: str = "") -> None:

@@ -6,15 +6,13 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...errors import ConfigError
+from ..listener import names_loopback
 
 #: Characters that a token has at least: it is all that stands before the page.
 SHORTEST = 12
@@ -109,25 +107,10 @@ class Headers(BaseHTTPMiddleware):
 
 
 class OwnNamesOnly(BaseHTTPMiddleware):
-    """Answers nobody who has come by the name of another machine.
-
-    Without a token the address alone keeps others out; and any site can have a name that leads a
-    browser here.
-    """
+    """Middleware of a page without a token: answers only requests that name this machine."""
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
-        host = ""
-        with suppress(ValueError):  # what is no host at all
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        if is_loopback(host):
+        if names_loopback(request.headers.get("host", "")):
             return await call_next(request)
         text = "This page answers to localhost alone. By another name it needs a token.\n"
         return PlainTextResponse(text, 421)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine itself gets there."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -18,6 +18,7 @@ from kombu.transport.virtual import Message
 from celery_superfetch.app import announcement, broker, refusals, result_backends, sender
 from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
+from celery_superfetch.console import listener
 from celery_superfetch.model import forks, permit
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
@@ -365,6 +366,16 @@ def plain_outcomes() -> None:
 def own_errors() -> None:
     """A worker that ends by an error of its own is as one that was told to stop."""
     steps.fails_by_itself = lambda worker: False
+
+
+def exit_codes() -> None:
+    """A worker that ends for want of file descriptors has the exit code of one that was told to."""
+    steps.exit_with_failure = lambda worker: None
+
+
+def bounded_listeners() -> None:
+    """Listeners take any number of connections, and each may last for ever."""
+    listener.OpenConnections.add = lambda self, connection: None
 
 
 def _unpickle(child: Any, stream: Any) -> Any:

@@ -1,0 +1,272 @@
+"""Connections at a listener of ours: idle ones, slow ones, too many, and by another's name."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from celery_superfetch.console import metrics_server
+from celery_superfetch.console.listener import OpenConnections, listening_sockets
+from celery_superfetch.console.metrics_server import METRICS_MAX_CONNECTIONS, MetricsServer
+from support.process import Process
+from support.servers.server import free_port
+from support.waiting import eventually
+from support.workers.cli import superfetch_command
+from support.workers.worker import process_env
+
+#: More than a listener takes, and than the descriptors that a worker has left.
+IDLE = 40
+LEFT = 24
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., socket.socket]]:
+    """`connect(port)`: a connection that says nothing by itself."""
+    with ExitStack() as stack:
+
+        def one(port: int) -> socket.socket:
+            made = socket.create_connection(("127.0.0.1", port), timeout=30)
+            return stack.enter_context(closing(made))
+
+        yield one
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Return whether the listener has ended it, without an answer."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+# -- the rules
+
+
+def test_a_connection_makes_room_by_how_long_it_has_waited():
+    connections = OpenConnections[str](2, 60.0)
+    assert connections.add("first") is None
+    assert connections.add("second") is None
+    connections.begin("first")
+    assert connections.add("third") == "second"
+    assert connections.add("fourth") == "third"
+    connections.end("first")
+    connections.begin("fourth")
+    assert connections.add("fifth") == "first", "an answered one waits again"
+    connections.begin("fifth")
+    assert connections.add("sixth") == "sixth", "no other waits"
+    connections.remove("fourth")
+    assert connections.add("seventh") is None
+    assert len(connections) == 2
+
+
+def test_a_connection_is_overdue_only_while_its_client_has_to_act():
+    connections = OpenConnections[str](9, 0.0)
+    for name in ("silent", "asking", "reading"):
+        connections.add(name)
+    connections.begin("asking")
+    connections.begin("reading")
+    connections.end("reading")
+    assert connections.overdue() == ["silent", "reading"]
+    assert connections.overdue() == []
+    connections.begin("silent")
+    connections.end("silent")
+    assert len(connections) == 1, "what is ended stays so"
+
+
+# -- the metrics of a worker
+
+
+def fill(worker: Any, port: int, connect: Callable[[int], socket.socket]) -> list[socket.socket]:
+    """Open idle connections at a worker that has few descriptors left."""
+    process = psutil.Process(worker.pid)
+    limit = process.num_fds() + LEFT
+    process.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+    return [connect(port) for _ in range(IDLE)]
+
+
+def test_idle_connections_leave_a_worker_its_descriptors(worker, shop, ledger, db, connect):
+    port = free_port()
+    one = worker(concurrency=1, options={"metrics_port": port})
+    shop.hold.delay("h")
+    eventually(lambda: ledger.starts().get("h"))
+    idle = fill(one, port, connect)
+    eventually(lambda: sum(map(is_ended, idle)) == IDLE - METRICS_MAX_CONNECTIONS)
+    assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
+    [child] = one.children()
+    child.kill()
+    eventually(lambda: ledger.runs().get("h") == 2, message="a new pool process runs it")
+    ledger.release()
+    eventually(lambda: "h" in ledger.finishes())
+    eventually(lambda: not db.private_lists())
+    assert one.alive()
+    assert ledger.runs() == {"h": 2}
+    one.stop()
+
+
+@pytest.mark.parametrize(("without", "code"), [("bounded_listeners", 1), ("exit_codes", 0)])
+def test_the_control_else_they_end_it_and_its_exit_code_says_so(
+    worker, shop, ledger, db, connect, without, code
+):
+    """The exit code is that of a failure: a supervisor starts it again."""
+    port = free_port()
+    env = {"WITHOUT": ",".join({"bounded_listeners", without})}
+    one = worker(concurrency=1, options={"metrics_port": port}, env=env)
+    shop.hold.delay("h")
+    eventually(lambda: ledger.starts().get("h"))
+    limit = fill(one, port, connect) and psutil.Process(one.pid).rlimit(psutil.RLIMIT_NOFILE)[0]
+    eventually(lambda: psutil.Process(one.pid).num_fds() >= limit - 1)
+    [child] = one.children()
+    child.kill()
+    assert one.wait_exit() == code, one.tail()
+    assert "Too many open files" in one.log()
+    ledger.release()
+    worker(concurrency=1)
+    eventually(lambda: "h" in ledger.finishes())
+    eventually(lambda: not db.private_lists())
+    assert ledger.runs()["h"] <= 3
+
+
+# -- the exporter
+
+
+@pytest.fixture
+def exporter(
+    env: Callable[..., dict[str, str]], keep: Callable[[Any], Any], tmp_path: Path
+) -> Callable[..., int]:
+    """`exporter("--host", "0.0.0.0")`: the port of a real one."""
+
+    def start(*args: str, **settings: Any) -> int:
+        command = superfetch_command("metrics", "--port", "0", *args)
+        environ = process_env(env(**settings))
+        process = keep(Process(command, log=tmp_path / f"{len(args)}.log", env=environ))
+        process.wait_log("/metrics")
+        [port] = re.findall(r"http://\S+:(\d+)/metrics", process.log())
+        return int(port)
+
+    return start
+
+
+def test_the_exporter_on_loopback_answers_to_names_of_this_machine(exporter):
+    names = {
+        "localhost": 200,
+        "127.0.0.1:9811": 200,
+        "[::1]:9811": 200,
+        "evil.example": 421,
+        "127.0.0.1.evil.example": 421,
+        "[": 421,
+        "": 421,
+    }
+    at = f"http://127.0.0.1:{exporter()}/metrics"
+    for name, status in names.items():
+        answer = httpx.get(at, headers={"host": name})
+        assert answer.status_code == status, name
+        assert ("superfetch_up" in answer.text) is (status == 200)
+    public = f"http://127.0.0.1:{exporter('--host', '0.0.0.0')}/metrics"
+    assert httpx.get(public, headers={"host": "metrics.example"}).status_code == 200
+
+
+def test_the_exporter_ends_a_head_that_comes_byte_by_byte(exporter, connect):
+    """Each byte would put off the end of a timeout for silence."""
+    port = exporter()
+    slow = connect(port)
+
+    def trickle() -> bool:
+        try:
+            slow.send(b"G")
+            return is_ended(slow)
+        except OSError:
+            return True
+
+    eventually(trickle, 60)
+    assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
+
+
+# -- the server of both
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., int]]:
+    """`serve(app)`: the port of a metrics server of this process."""
+    with ExitStack() as stack:
+
+        def start(app: Any) -> int:
+            server = MetricsServer(app, "127.0.0.1", 0)
+            thread = threading.Thread(target=server.serve, daemon=True)
+            thread.start()
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            return int(server.server_port)
+
+        yield start
+
+
+def test_where_all_are_being_answered_another_is_told_when_to_ask_again(serve):
+    go_on, asked = threading.Event(), list[int]()
+
+    def slow(_: Any, respond: Any) -> list[bytes]:
+        asked.append(1)
+        assert go_on.wait(60)
+        respond("200 OK", [])
+        return [b"well"]
+
+    at = f"http://127.0.0.1:{serve(slow)}/"
+    codes = list[int]()
+    browsers = [
+        threading.Thread(target=lambda: codes.append(httpx.get(at, timeout=60).status_code))
+        for _ in range(METRICS_MAX_CONNECTIONS)
+    ]
+    try:
+        for browser in browsers:
+            browser.start()
+        eventually(lambda: len(asked) == METRICS_MAX_CONNECTIONS)
+        busy = httpx.get(at)
+        assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    finally:
+        go_on.set()
+        for browser in browsers:
+            browser.join()
+    assert codes == [200] * METRICS_MAX_CONNECTIONS
+    assert httpx.get(at).text == "well"
+
+
+def test_an_answer_that_its_client_does_not_read_has_an_end(serve, connect, monkeypatch):
+    monkeypatch.setattr(metrics_server._Handler, "timeout", 0.5)
+
+    answering = list[threading.Thread]()
+
+    def large(_: Any, respond: Any) -> list[bytes]:
+        answering.append(threading.current_thread())
+        respond("200 OK", [])
+        return [b"x" * 50_000_000]
+
+    deaf = connect(serve(large))
+    deaf.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    [thread] = eventually(lambda: answering)
+    eventually(lambda: not thread.is_alive(), message="it gives up")
+
+
+def test_a_port_in_use_leaves_no_socket_open():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        before = psutil.Process().num_fds()
+        with pytest.raises(OSError, match="in use"):
+            MetricsServer(lambda *_: [], "127.0.0.1", taken.getsockname()[1])
+        assert psutil.Process().num_fds() == before
+
+
+def test_listeners_send_without_delay():
+    """Else the body of each answer waits 40 ms for the acknowledgement of its head."""
+    [listener] = listening_sockets("127.0.0.1", 0)
+    with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as one:
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
