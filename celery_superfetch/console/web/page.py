@@ -24,7 +24,7 @@ from ...errors import JobNotFound, SuperfetchError
 from ...model.words import number
 from .access import Access, Headers
 from .hiding import HIDE
-from .seen import Seen
+from .seen import BUSY_S, Busy, Seen
 from .shown import ENDS, FILTERS, JOB_STATES, shown
 
 HERE = Path(__file__).parent
@@ -222,7 +222,12 @@ class Page:
         status, text = 404 if isinstance(exc, JobNotFound) else 503, str(exc)
         if isinstance(exc, HTTPException):
             status, text = exc.status_code, exc.detail
-        return self._render(request, "failed.html", status, text=text, away=status == 503)
+        busy = isinstance(exc, Busy)
+        words = {"text": text, "away": status == 503 and not busy, "busy": busy}
+        response = self._render(request, "failed.html", status, **words)
+        if busy:
+            response.headers["retry-after"] = str(BUSY_S)
+        return response
 
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any

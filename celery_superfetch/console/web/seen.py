@@ -14,7 +14,7 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from ... import DeadSet
-from ...errors import JobNotFound
+from ...errors import JobNotFound, SuperfetchError
 from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
 from ..health import judge
@@ -47,7 +47,19 @@ KEPT = 32
 #: Answers, beside the overview, that are read at a time: visitors could ask for any number.
 SEARCHES = 4
 
+#: Threads that searches may hold, those that read and those that wait for them. The page has 40 in
+#: all: if searches had them, an overview would wait for the slowest search.
+SEARCH_THREADS = 16
+BUSY_S = 2  # seconds after which a browser that was refused asks again
+
 OVERVIEW = "overview"
+
+
+class Busy(SuperfetchError):
+    """So many searches run that the page begins no other one."""
+
+    def __init__(self) -> None:
+        super().__init__(f"many searches run: this one is tried again in {BUSY_S} s")
 
 
 class Seen:
@@ -61,6 +73,7 @@ class Seen:
         #: Name of an answer -> lock of the thread that reads it; gone when no thread wants it.
         self._reading = WeakValueDictionary[Hashable, threading.Lock]()
         self._searches = threading.BoundedSemaphore(SEARCHES)
+        self._search_threads = threading.BoundedSemaphore(SEARCH_THREADS)
         self._cleared = 0  # how often all was forgotten
         self._inspector: Inspector | None = None
         self._known: dict[Hashable, tuple[float, dict[str, Any]]] = {}
@@ -81,8 +94,28 @@ class Seen:
 
     def _kept(self, name: Hashable, question: Question[dict[str, Any]]) -> dict[str, Any]:
         """Return what was answered a moment ago, or is now: a thousand browsers that want the same
-        ask once. One that wants something else does not wait for that, however long it takes."""
+        ask once. One that wants something else does not wait for that, however long it takes.
+
+        Raises Busy, for a search alone: too many run or wait.
+        """
         asked = monotonic()
+        with self._lock:
+            until, answer = self._known.get(name, (0.0, {}))
+        if asked < until:
+            return answer
+        if name == OVERVIEW:
+            return self._read(name, question, asked)
+        if not self._search_threads.acquire(blocking=False):
+            raise Busy
+        try:
+            return self._read(name, question, asked)
+        finally:
+            self._search_threads.release()
+
+    def _read(
+        self, name: Hashable, question: Question[dict[str, Any]], asked: float
+    ) -> dict[str, Any]:
+        """Ask the server, or wait for the thread that asks it the same (since ``asked``)."""
         with self._lock:
             lock = self._reading.setdefault(name, threading.Lock())
         with lock, nullcontext() if name == OVERVIEW else self._searches:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.web import create_app, seen
 from celery_superfetch.inspector import Inspector
 from support.forms import key
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.bench import payload
 
 
@@ -176,6 +177,46 @@ def test_many_slow_searches_do_not_hold_up_the_overview(app, bench):
         finally:
             slow.set()
         assert [browser.result(30) for browser in found] == [{}] * len(found)
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_forty_browsers_on_one_slow_search_leave_threads_to_the_others(
+    app, bench, monkeypatch, is_limited
+):
+    """The page has 40 threads, and those that waited for the search had them all."""
+    threads, slow, asked = 40, threading.Event(), list[int]()
+    if not is_limited:
+        monkeypatch.setattr(seen, "SEARCH_THREADS", 10**6)
+
+    def first(*_: Any) -> dict[str, Any]:
+        asked.append(len(asked))
+        assert slow.wait(60)
+        return {"jobs": [], "owners": [], "more": 0, "complete": True}
+
+    monkeypatch.setattr(seen.Look, "first", first)
+    with ExitStack() as stack:
+        browser = stack.enter_context(TestClient(create_app(app), base_url="http://localhost"))
+        pool = stack.enter_context(ThreadPoolExecutor(threads + 1))
+        stack.callback(slow.set)
+        found = [pool.submit(browser.get, "/jobs?state=struck") for _ in range(threads)]
+        if is_limited:
+            refused = threads - seen.SEARCH_THREADS
+            eventually(lambda: sum(one.done() for one in found) == refused)
+            for one in filter(Future.done, found):
+                assert one.result().status_code == 503
+                assert one.result().headers["retry-after"] == str(seen.BUSY_S)
+                assert "data-away" in one.result().text, "its script asks again"
+                assert "cannot be asked" not in one.result().text
+            assert browser.get("/").status_code == 200
+            assert browser.get("/static/page.css").status_code == 200
+        else:
+            eventually(lambda: asked)
+            overview = pool.submit(browser.get, "/")
+            always(lambda: not overview.done(), during=1, message="control: no thread is left")
+        slow.set()
+        answers = [one.result(60).status_code for one in found]
+    assert answers.count(200) == (seen.SEARCH_THREADS if is_limited else threads)
+    assert asked == [0], "the server is asked once for all"
 
 
 def test_an_answer_from_before_a_change_is_not_kept(app, bench):
