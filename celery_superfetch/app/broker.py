@@ -8,12 +8,13 @@ import celery.app.amqp
 import kombu.connection
 from celery import Celery
 from kombu.utils.collections import HashedSeq
-from redis import ConnectionPool, Redis
+from redis import Redis
 
 from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.database import Database
 from ..store.wire.connections import REPLY_TIMEOUT
+from ..store.wire.pools import client_of_its_own
 from ..store.wire.server import warn_once
 from ..store.wire.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
@@ -73,8 +74,9 @@ def database_of(app: Celery, client: Redis) -> Database:
 @legible()
 def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     """A plain client for the database the app's workers consume from, which waits ``timeout``
-    seconds for each reply (0: as the app's options say). Raises UnsupportedBroker where that is
-    not Redis or its URL cannot be read, and a RedisError where it cannot be reached."""
+    seconds for each reply (0: as the app's options say); its caller closes it. Raises
+    UnsupportedBroker where that is not Redis or its URL cannot be read, and a RedisError where it
+    cannot be reached."""
     try:
         connection = app.connection_for_read()
     except KeyError as exc:  # kombu's "No such transport"
@@ -103,4 +105,4 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
             interval_step=0,
             reraise_as_library_errors=False,
         )
-        return Redis(connection_pool=ConnectionPool(**connection.channel().here()))
+        return client_of_its_own(connection.channel().here())

@@ -6,11 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 from celery.backends import redis
-from redis import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from ..errors import ConfigError
 from ..store.wire.connections import ASKED_ONCE, leading_home
+from ..store.wire.pools import client_of_its_own
 from ..store.wire.server import info
 from ..store.wire.slots import address_of, slot_of
 
@@ -49,8 +49,8 @@ def check_results(app: Any) -> None:
     if type(app.backend) is not redis.RedisBackend or "path" in app.backend.connparams:
         return
     facts: dict[str, Any] = {}
-    pool = ConnectionPool(**{**app.backend.connparams, **ASKED_ONCE})
-    with suppress(RedisError, OSError), Redis(connection_pool=pool) as client:
+    params = {**app.backend.connparams, **ASKED_ONCE}
+    with suppress(RedisError, OSError), client_of_its_own(params) as client:
         facts = info(client, "cluster")
     if str(facts.get("cluster_enabled", "0")) == "1":
         raise ConfigError(

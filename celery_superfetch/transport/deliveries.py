@@ -180,10 +180,20 @@ class QoS(virtual.QoS):
             delivery.ack()
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        delivery = self.delivery(delivery_tag) if requeue else None
-        if delivery is None:
+        if not requeue:
             return self.ack(delivery_tag)
-        delivery.requeue("back")
+        delivery = self.delivery(delivery_tag)
+        if delivery is not None:
+            return delivery.requeue("back")
+        message = self._delivered.get(delivery_tag)
+        if message is not None and not self._is_broadcast(message):
+            # A read had taken it from a queue without acks when that was cancelled.
+            virtual.Channel._restore(self.channel, message)
+        self.ack(delivery_tag)
+
+    def _is_broadcast(self, message: Any) -> bool:
+        exchange = message.delivery_info.get("exchange")
+        return bool(self.channel.typeof(exchange).type == "fanout")
 
     def _in_hand(self) -> list[Job]:
         """The jobs that were delivered and not settled, the newest first."""

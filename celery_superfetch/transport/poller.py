@@ -81,11 +81,27 @@ class Poller(MultiChannelPoller):
 
     def unwatch(self, fd: int) -> None:
         if self._watched.pop(fd, None) is not None:
-            with contextlib.suppress(KeyError, ValueError, OSError):
-                if self.hub is not None:
-                    self.hub.remove_reader(fd)
-                else:
-                    self.poller.unregister(fd)
+            self._unregister_fd(fd)
+
+    def _unregister_fd(self, fd: int) -> None:
+        with contextlib.suppress(KeyError, ValueError, OSError):
+            if self.hub is not None:
+                self.hub.remove_reader(fd)
+            else:
+                self.poller.unregister(fd)
+
+    def forget(self, channel: Any, client: Any) -> None:
+        """Stop watching a client's connection, before it is closed. Under gevent kombu polls by
+        ``select``, from which no kernel takes a closed socket; and another connection may get its
+        number, and would be read as this one."""
+        for key in list(self._chan_to_sock):
+            if key[:2] == (channel, client):
+                del self._chan_to_sock[key]
+                served = channel, key[2]
+                for fd in [fd for fd, entry in self._fd_to_chan.items() if entry == served]:
+                    del self._fd_to_chan[fd]
+                    if fd not in self._watched:
+                        self._unregister_fd(fd)
 
     def ring(self) -> None:
         doorbell = self._hung()

@@ -19,6 +19,7 @@ INTERVAL = 3
 SLOW = {"heartbeat_interval": INTERVAL, "owner_ttl": 7, "reap_interval": 1}
 RECONNECTS = "Connection to broker lost"
 CONTROL = 2  # the database of those that go without the safety
+IDLE_CLIENT = 3  # of the one that keeps kombu's connection for replies
 
 
 @pytest.fixture
@@ -122,13 +123,16 @@ def test_a_blocked_gevent_worker_is_heard(own, dbs, start, make_app, ledger, tmp
 
 
 def test_idle_connections_cost_no_reconnect(own, start, make_app, ledger):
-    """A solo worker comes back from a long job to reads that were closed meanwhile."""
+    """A solo worker comes back from a long job to reads that were closed meanwhile. At its start
+    each has asked its neighbours, whose replies come by a queue without acks: kombu would watch the
+    connection of these for ever, and take its end for that of the broker."""
     pools = ["prefork", "threads", "solo", "gevent"]
     many = [f"queue-{n}" for n in range(20)]  # the server tells of some
-    workers = {pool: start({0: ""}, pool=pool, queues=[pool])[0] for pool in pools}
+    workers = {pool: start({0: ""}, pool=pool, queues=[pool], neighbours=True)[0] for pool in pools}
     workers["many"] = start({0: ""}, pool="threads", queues=["many", *many])[0]
     [control] = start({CONTROL: "looks_at_idle_reads"}, pool="solo", queues=["solo"])
-    for one in (*workers.values(), control):
+    [watching] = start({IDLE_CLIENT: "closed_clients"}, pool="gevent", neighbours=True)
+    for one in (*workers.values(), control, watching):
         one.wait_ready()
     tasks = {db: make_app(superfetch=False, url=own.url(db)).tasks for db in (0, CONTROL)}
 
@@ -143,6 +147,7 @@ def test_idle_connections_cost_no_reconnect(own, start, make_app, ledger):
             names = {f"{queue}-{n}-{seconds}": 0 for queue in workers}
             run({**names, f"solo-{n}-{seconds}-control": CONTROL}, seconds)
     control.wait_log(RECONNECTS)
+    watching.wait_log(RECONNECTS)
     assert set(ledger.runs().values()) == {1}
     for one in workers.values():
         log = one.log()

@@ -120,10 +120,13 @@ kombu transport.redis:Channel.
     declare bindings that are gone again: _queue_bind(exchange,routing_key,pattern,queue)
     keep x-expires: _new_queue(queue) _expires>=5.7
     leave a server that became a replica: _connparams(asynchronous)
+    keep no connection that is not used: client _create_client(asynchronous=) _registered _in_poll
+        _on_connection_disconnect(connection) auto_delete_queues
 kombu transport.redis:MultiChannelPoller.
     fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()
         get(callback,timeout)
     hear blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
+    forget a connection that is closed: _chan_to_sock
 kombu asynchronous.hub:Hub.
     watch no socket together with a forked child: _create_poller()
 kombu transport.virtual:QoS.
@@ -131,6 +134,7 @@ kombu transport.virtual:QoS.
     give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect
 kombu transport.virtual:
     know the claim behind a message: Message._raw
+    put back what a cancelled read has taken: Channel._restore(message)
 kombu transport.redis:
     ask Sentinels: SentinelChannel._sentinel_managed_pool(asynchronous)
 redis connection:Connection.

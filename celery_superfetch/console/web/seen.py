@@ -82,13 +82,15 @@ class Seen:
         self._ended: deque[tuple[float, Counter[str]]] = deque()
 
     def _ask(self, question: Question[T]) -> T:
+        inspector = self._inspector
         try:
-            inspector = self._inspector
             if inspector is None:
                 inspector = self._inspector = Inspector.of(self.app, timeout=PATIENCE)
             return question(inspector)
         except RedisError as exc:
             self._inspector = None  # the next server may be found elsewhere
+            if inspector is not None:  # another thread may wait for its answer
+                inspector.database.client.connection_pool.disconnect(inuse_connections=False)
             self._failed = monotonic(), exc
             raise
 

@@ -37,7 +37,7 @@ from celery_superfetch.reaper.reaper import finish
 from celery_superfetch.store import private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire import clients, connections, scripts
+from celery_superfetch.store.wire import clients, connections, pools, scripts
 from celery_superfetch.transport import channel, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
@@ -278,6 +278,16 @@ def warm_pulses() -> None:
 def looks_at_idle_reads() -> None:
     """Whoever waits for a job does not look whether the connection was closed."""
     clients.LoneConnection.closed_while_idle = False
+
+
+def closed_clients() -> None:
+    """kombu's connection for queues without acks stays when none is consumed any more."""
+    channel.Channel._close_idle_client = lambda self: None
+
+
+def closing_clients() -> None:
+    """Clients of a moment leave their connections to the garbage collector."""
+    del pools.ClosingClient.close
 
 
 def heart_of_its_own() -> None:
