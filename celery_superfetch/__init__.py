@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .errors import ConfigError as ConfigError
     from .errors import ForkedConnection as ForkedConnection
     from .errors import JobNotFound as JobNotFound
+    from .errors import NotWhole as NotWhole
     from .errors import PoisonPill as PoisonPill
     from .errors import StillInUse as StillInUse
     from .errors import SuperfetchError as SuperfetchError
@@ -44,8 +45,8 @@ _HOMES = {
     for home, names in {
         "app.dead_set": "DeadSet Retried",
         "model.dead_job": "DeadJob",
-        "errors": "BadFilter ConfigError ForkedConnection JobNotFound PoisonPill StillInUse "
-        "SuperfetchError UnsupportedBroker UnsupportedVersion WrongType",
+        "errors": "BadFilter ConfigError ForkedConnection JobNotFound NotWhole PoisonPill "
+        "StillInUse SuperfetchError UnsupportedBroker UnsupportedVersion WrongType",
         "app.installation": "install",
         "app.results": "RedisBackend",
         "model.strikes": "Decision Recovery",

@@ -31,6 +31,10 @@ class JobNotFound(SuperfetchError, LookupError):
     """No job with that id is in the dead set."""
 
 
+class NotWhole(SuperfetchError):
+    """Only the head of a dead job's message was kept; it was not put back."""
+
+
 class BadFilter(SuperfetchError, ValueError):
     """The conditions on jobs of the dead set make no sense; nothing was looked for."""
 

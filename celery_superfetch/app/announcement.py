@@ -255,6 +255,8 @@ def pill_of(job: DeadJob) -> PoisonPill:
 def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     """Build the request as the task would have seen it, as far as the payload can be read.
     ``with_body``: decode the body, which may kill the process."""
+    if job.whole_bytes:  # its head is no message
+        return Context({"id": job.task_id, "task": job.task, "hostname": job.node or job.owner})
     raw = loads(job.payload.decode())
     properties = raw["properties"]
     fields = {

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from celery import Celery
 from redis import Redis
 
-from ..errors import JobNotFound, WrongType
-from ..model.dead_job import Conditions, DeadJob
+from ..errors import JobNotFound, NotWhole, WrongType
+from ..model.dead_job import CUT, Conditions, DeadJob
 from ..model.lazy import lazy_property
 from ..store import dead_set as store
 from ..store.dead_set import BATCH
@@ -41,6 +41,7 @@ class Retried:
     #: Why it is still in the dead set, or gone; None if it is on its queue.
     error: str | None = None
     warning: str | None = None  #: what else went wrong, if its result still says FAILURE
+    is_cut: bool = False  #: only the head of its message was kept: it cannot be put back
 
 
 class DeadSet(store.DeadSet):
@@ -92,11 +93,14 @@ class DeadSet(store.DeadSet):
 
         Raises:
             JobNotFound: it is not in the dead set, or it left meanwhile.
+            NotWhole: only the head of its message was kept.
             WrongType: the queue's key holds something else.
         """
         [done] = self.retry_many([job], to)
         if done.error is None:
             return done
+        if done.is_cut:
+            raise NotWhole(done.error)
         raise (JobNotFound if done.queue is None else WrongType)(done.error)
 
     def retry_many(
@@ -154,6 +158,9 @@ class DeadSet(store.DeadSet):
                 continue
             target = self._target(job, to)
             done.append(Retried(job.id, job.task, job.task_id, target))
+            if job.whole_bytes:
+                done[-1].error, done[-1].is_cut = CUT.format(job.id, job.whole_bytes), True
+                continue
             jobs.append((job, target, done[-1]))
             targets.append(target)
         queues = Queues(self.database)

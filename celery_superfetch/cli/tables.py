@@ -110,6 +110,10 @@ class Tables:
         for event in job["history"]:
             self._fields(EVENT, event)
             self.line()
+        if job["whole_bytes"]:
+            self.line(
+                f"Only the head of its message was kept, which had {job['whole_bytes']:,} bytes."
+            )
         coded = " (base64)" if job["encoding"] == "base64" else ""
         self.line(f"Payload{coded}:")
         self.say(printable(job["payload"]))

@@ -6,13 +6,12 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.arguments import task_title
+from ..model.arguments import LISTED, task_title
+from ..model.foreign import one_line
 from ..model.strikes import STOPS_NAMED
 from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import LATELY, by_queue
-
-NEAR = 0.8  # share of ``dead_limit`` from which on the dead set is nearly full
+from .overview import LATELY, NEAR, by_queue
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
@@ -117,6 +116,7 @@ def of_dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
             "or raise dead_limit"
         )
         yield Finding("warning", "dead-set-full", text, fix)
+    yield from _of_floods(dead["kept"], command)
     if jobs := dead["unannounced"]:
         text = f"{number(jobs, 'dead-lettered job')} not reported to the caller yet"
         fix = (
@@ -125,3 +125,30 @@ def of_dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
             "the notification"
         )
         yield Finding("warning", "unannounced", text, fix)
+
+
+#: Kind of dead jobs that have a cap of their own -> how a finding calls them.
+FLOODS = {"never_ran": "jobs that never ran", "junk": "unparseable items"}
+
+
+def _of_floods(kept: Mapping[str, Any], command: str) -> Iterator[Finding]:
+    """Yield each kind of messages that never ran of which there is little room for more."""
+    for kind, noun in FLOODS.items():
+        row = kept[kind]
+        if "flood" not in row:
+            continue
+        text = (
+            f"the dead set holds {row['jobs']} {noun} of {row['most_jobs']} "
+            f"({row['bytes'] / 2**20:.1f} of {row['most_bytes'] >> 20} MB): beyond that the oldest "
+            "are dropped"
+        )
+        option = ""
+        for condition, value in row["flood"].items():
+            shown = one_line(value, LISTED)
+            text += f"; most of the newest have the {condition} {shown!r}"
+            option = f" --{condition} {shlex.quote(shown)}"
+        fix = (
+            f"`{command} dead list{option}` shows them: find their sender (a wrong queue, a "
+            "producer that was deployed before its workers). Jobs that ran have their own limit"
+        )
+        yield Finding("warning", "dead-set-flooded", text, fix)

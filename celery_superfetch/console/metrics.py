@@ -123,6 +123,12 @@ def families(overview: Mapping[str, Any], counts: Counts, runs: RunCounts) -> It
     dead = overview["dead_set"]
     yield _gauge("dead_set_size", "Jobs in the dead set, of all apps", dead["size"])
     yield _gauge("dead_set_limit", "dead_limit of the app that is asked", dead["limit"])
+    for field, text in (
+        ("jobs", "Jobs of the app in the dead set; never_ran, junk: messages that no worker ran"),
+        ("bytes", "Bytes of their records"),
+    ):
+        values = {kind: row[field] for kind, row in dead["kept"].items()}
+        yield _gauge(f"dead_set_{field}", text, values, ["kind"])
     yield _gauge("unannounced", "Killed jobs whose callers are not told yet", dead["unannounced"])
     yield from _of_passes(overview["last_pass"], counts)
     now = overview["server_time"]

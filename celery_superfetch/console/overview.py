@@ -10,7 +10,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..inspector import STATES, Holding, Inspector
-from ..model.dead_job import utc
+from ..model.dead_job import DeadJob, utc
 from ..model.facts import HUNG, SILENT, STOPPING, Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
@@ -21,6 +21,8 @@ FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owne
 CANCELLED = "cancelled"  # what an owner is to a queue whose consumer it cancelled
 
 MOODS = ("critical", "warning", "ok")  # of an owner, the worst first
+
+NEAR = 0.8  # share of a cap of the dead set from which on it is nearly full
 
 #: The latest deaths that are told of.
 DEATHS = 10
@@ -57,6 +59,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "limit": inspector.database.config.dead_limit,
             "unannounced": inspector.dead_set.untold(),
             **_killed(inspector, now),
+            "kept": _kept(inspector),
         },
         # Jobs whose runs stops of their workers cut short again and again.
         "stopped": [
@@ -110,6 +113,30 @@ def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
         newest = {name: getattr(job, name) for name in ("id", "task", "task_id", "reason")}
         newest["at"] = utc(job.died)
     return {"killed_lately": lately, "newest": newest}
+
+
+def _kept(inspector: Inspector) -> dict[str, dict[str, Any]]:
+    """Return what the dead set keeps under each cap: jobs that ran, that never ran, and junk. Where
+    little room is left under a cap of the latter two, name what most of its newest are."""
+    rows = {}
+    for cap, jobs, size in inspector.dead_set.kept():
+        row: dict[str, Any] = {"jobs": jobs, "bytes": size}
+        row |= {"most_jobs": cap.most_jobs, "most_bytes": cap.most_bytes}
+        is_near = jobs >= NEAR * cap.most_jobs or (cap.most_bytes and size >= NEAR * cap.most_bytes)
+        if cap.most_bytes and is_near:
+            row["flood"] = _flood(inspector.dead_set.sample(cap))
+        rows[cap.kind] = row
+    return rows
+
+
+def _flood(newest: Sequence[DeadJob]) -> dict[str, Any]:
+    """Name the task of most of some jobs; if no task has more than half, the reason of most."""
+    tasks, reasons = (Counter(getattr(job, of) for job in newest) for of in ("task", "reason"))
+    for name, counter in (("task", tasks), ("reason", reasons)):
+        for value, count in counter.most_common(1):
+            if value is not None and (name == "reason" or 2 * count > len(newest)):
+                return {name: value}
+    return {}
 
 
 def _server(inspector: Inspector) -> dict[str, Any]:

@@ -126,6 +126,8 @@ def _facts(overview: dict[str, Any]) -> Iterator[str]:
     if overview["unacked"]:
         yield f"Unacked by stock workers: {number(overview['unacked'], 'job')}"
     whose = "" if dead["size"] == dead["of_app"] else f"; of this app {dead['of_app']}"
+    if never_ran := sum(dead["kept"][kind]["jobs"] for kind in ("never_ran", "junk")):
+        whose += f" ({number(never_ran, 'message')} apart that never ran)"
     yield (
         f"Dead set: {number(dead['size'], 'job')}{whose} of at most {dead['limit']}, "
         f"{dead['unannounced']} unannounced"

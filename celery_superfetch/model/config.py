@@ -78,8 +78,9 @@ class Config:
 
     dead_limit: Jobs = 10_000
     """The dead set keeps at most so many jobs of this app. The oldest are dropped, counted
-    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most.
-    Unparseable items have their own limit: 1,000 for all apps. The figure is Sidekiq's."""
+    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Messages
+    that never ran count apart: as many, and 64 MB; unparseable items, too: 1,000, and 16 MB. The
+    figure is Sidekiq's."""
 
     dead_ttl: Seconds = 180 * 86400.0
     """180 days. Older jobs of this app, and older unparseable items, are dropped from the dead

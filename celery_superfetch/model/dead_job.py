@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from math import inf
@@ -13,6 +14,7 @@ from typing import Any, TypedDict
 
 from ..errors import BadFilter
 from .arguments import arguments
+from .foreign import TEXT_MAX_CHARS
 from .strikes import Recovery
 
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
@@ -23,7 +25,18 @@ BY_AN_OPERATOR = "killed by an operator"  # the reason of a job that an operator
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
-STORED["first_claimed"] = "first_claimed"
+STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes")}
+
+#: What a record has that was stored before these fields were.
+MISSING: dict[str, Any] = {"node": "", "stops": 0, "first_claimed": 0}
+MISSING |= {"never_ran": False, "whole_bytes": 0}
+
+HEAD_BYTES = 4096  # of a message that is too long to be kept whole
+
+CUT = (
+    "only the first bytes of job {!r} were kept (its message had {:,}): it cannot be put back. "
+    "Have its sender publish it again, and delete it"
+)
 
 
 def utc(seconds: float | None) -> str | None:
@@ -55,6 +68,9 @@ class DeadJob:
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).
     first_claimed: int = 0
+    #: It never ran: its task was unknown, or it could not be received or read. See ``parsed``.
+    never_ran: bool = False
+    whole_bytes: int = 0  #: size of the message, if ``payload`` is its head alone; 0: it is whole
 
     @property
     def parsed(self) -> bool:
@@ -69,8 +85,11 @@ class DeadJob:
     def as_dict(self) -> dict[str, Any]:
         """Everything there is to see, for people and for ``--json``; the arguments are cut."""
         args, kwargs = arguments(self.payload)
+        text = _text(self.payload)
+        payload = {} if text is None else {"payload": text, "encoding": "utf-8"}
         return {
             **self.record(),
+            **payload,
             "id": self.id,
             "died_at": self.died_at,
             "time_of_death": utc(self.died),
@@ -92,16 +111,34 @@ class DeadJob:
 
     def record(self) -> dict[str, Any]:
         """What the dead set stores: all but the id and the time of death, which index it."""
-        try:
-            payload, encoding = self.payload.decode("utf-8"), "utf-8"
-        except UnicodeDecodeError:
-            payload, encoding = base64.b64encode(self.payload).decode(), "base64"
+        text, coded = _text(self.payload), base64.b64encode(self.payload).decode()
+        # Control characters have six bytes each in JSON.
+        is_text = text is not None and len(json.dumps(text)) <= len(coded) + len('""')
         return {
-            "payload": payload,
-            "encoding": encoding,
+            "payload": text if is_text else coded,
+            "encoding": "utf-8" if is_text else "base64",
             **{name: getattr(self, field) for name, field in STORED.items()},
             "history": list(self.history),
         }
+
+    def dump(self, most_bytes: int = 0) -> str:
+        """Return the record in JSON; if it is longer than ``most_bytes`` (0: any length), with the
+        head of the message alone."""
+        record = json.dumps(self.record())
+        return record if len(record) <= most_bytes or not most_bytes else self.cut().dump()
+
+    def cut(self) -> DeadJob:
+        """Return the job without what its sender can make long: the head of its message, its names
+        as far as they are shown, and no history but its end."""
+        names = {name: getattr(self, name) for name in ("task", "task_id")}
+        return replace(
+            self,
+            **{name: value and value[:TEXT_MAX_CHARS] for name, value in names.items()},
+            payload=self.payload[:HEAD_BYTES],
+            reason=self.reason[:TEXT_MAX_CHARS],
+            history=self.history[-1:],
+            whole_bytes=len(self.payload),
+        )
 
     @classmethod
     def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
@@ -119,7 +156,7 @@ class DeadJob:
 
     @classmethod
     def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
-        record, text = {"node": "", "stops": 0, "first_claimed": 0, **record}, record["payload"]
+        record, text = {**MISSING, **record}, record["payload"]
         return cls(
             id=id,
             payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
@@ -128,6 +165,14 @@ class DeadJob:
             died_at=died_at,
             steps=str(record.get("steps", "")),
         )
+
+
+def _text(payload: bytes) -> str | None:
+    """Return a message as text; None if it is none."""
+    try:
+        return payload.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 def _event(entry: Any) -> Mapping[str, Any]:

@@ -109,6 +109,8 @@ class Recovery:
     deaths_alongside: int = 0  #: deaths of its owner while it ran alongside others, with this one
     own: bool = False  #: its own pool process was lost, and its owner lives
     first_claimed: int = 0  #: when it was claimed for the first time (s, by its owner's clock)
+    #: It is dead-lettered before any run: its task is unknown, or it cannot be received or read.
+    never_ran: bool = False
 
     @classmethod
     def of(

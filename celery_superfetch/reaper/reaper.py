@@ -21,7 +21,7 @@ from ..model.words import command
 from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
-from ..store.dead_set import JUNK_LIMIT, DeadSet
+from ..store.dead_set import DeadSet
 from ..store.first_schema import FirstSchema
 from ..store.history import MOST, History
 from ..store.holdings import Holdings
@@ -31,6 +31,7 @@ from ..store.registry import Registry
 from .evidence import judge_all
 from .judge import Judge, ask, tell
 from .report import Report
+from .trimming import trim
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Reaper(Structure):
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
                 self._next_housekeeping = started + 6 * self.config.reap_interval
                 with report.surviving("the dead set"):
-                    self._trim()
+                    trim(self.dead_set)
         report.seconds = monotonic() - started
         if report.did_something:
             logger.info("%s", report)
@@ -296,23 +297,3 @@ class Reaper(Structure):
         report.recovered += 1
         if recovery.probation:
             report.probation.add(recovery.job.queue_list)
-
-    def _trim(self) -> None:
-        old, surplus = self.dead_set.trim()
-        if old:
-            logger.warning(
-                "%d jobs older than dead_ttl were dropped from the dead set, for good. Raise it "
-                "(%g days) to keep them for longer.",
-                old,
-                self.config.dead_ttl / 86400,
-            )
-        if surplus:
-            logger.warning(
-                "The dead set is full: its %d oldest jobs were dropped for newer ones. Look what "
-                "is killed so often (`%s dead list`), put back what you need (`dead retry`), or "
-                "raise dead_limit (%d; for unparseable items it is %d).",
-                surplus,
-                command(),
-                self.config.dead_limit,
-                JUNK_LIMIT,
-            )

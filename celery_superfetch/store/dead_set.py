@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import JobNotFound
 from ..model.config import ANNOUNCE_TASK, DEAD_ID
@@ -14,12 +14,15 @@ from ..model.job import digest, parse
 from ..model.strikes import Recovery
 from ..model.words import command
 from .database import Structure, chunks
+from .dead_caps import Cap, Caps, cap_of
 from .wire.scripts import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-JUNK_LIMIT = 1000  # unparseable jobs it holds at most: junk must not push out what can be retried
+#: Jobs that one kill drops at most, to make room for a large record: beyond that the next one does.
+DROPS_MOST = 1000
+SAMPLED, SAMPLE_BYTES = 20, 256 * 1024  # newest jobs under a cap that a finding looks at
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
 ROOM = 4 * 1024 * 1024  # bytes of records that are enough for one reply: a killer may be large
 IDS = 500  # ids read in one command: they are short
@@ -27,6 +30,22 @@ UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest 
 SHOWN = 10  # candidates that an error names
 #: ms after which a retry is given up for dead: it forgets a batch's results, which may be slow.
 RETRY_LOCK = 60_000
+
+
+class Kept(NamedTuple):
+    """What the dead set keeps under one cap."""
+
+    cap: Cap
+    jobs: int
+    bytes: int  # of their records, since the cap was last empty
+
+
+class Trimmed(NamedTuple):
+    """What a pass dropped from under one cap."""
+
+    cap: Cap
+    old: int  # older than `dead_ttl`
+    surplus: int  # too many, or too many bytes; with those that kills have dropped
 
 
 class DeadSet(Structure):
@@ -175,27 +194,56 @@ class DeadSet(Structure):
     ) -> Call:
         """The call that moves a job to the dead set, and puts a ``notice`` on its queue (None:
         nobody is to be told); ``expires`` and ``marked`` as for ``recover``."""
-        keys, job = self.keys, recovery.job
-        cap = keys.dead_of(recovery.app_name) if recovery.parsed else keys.dead_junk
-        names = [*self._names, keys.dead_overflow(self.config.app_name), cap]
+        keys, job, cap = self.keys, recovery.job, cap_of(recovery, self.keys, self.config)
+        names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
         names += [keys.facts(job.owner), keys.private(job.owner)]
         names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list)]
-        record = json.dumps(DeadJob.of(recovery).record())
+        record = DeadJob.of(recovery).dump(cap.most_whole_bytes)
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
         is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK
-        args += [self._caps.get(cap, 0), int(is_told), job.queue_list]
-        args += [notice or b"", DEAD_ID, expires]
+        args += [cap.most_jobs, cap.most_bytes, DROPS_MOST]
+        args += [int(is_told), job.queue_list, notice or b"", DEAD_ID, expires]
         return Call("kill", names, args)
 
-    def trim(self) -> tuple[int, int]:
-        """Drop some of this app's jobs and of junk (what another app keeps is for its own options
-        to say): how many were older than ``dead_ttl``, and how many more than ``dead_limit``, with
-        those that kills have dropped."""
-        overflow = self.keys.dead_overflow(self.config.app_name)
-        args = [int(self.config.dead_ttl * 1000), BATCH, *self._caps.values()]
-        old, surplus = self.scripts.run("trim", [*self._names, overflow, *self._caps], args)
-        return int(old), int(surplus)
+    def trim(self) -> list[Trimmed]:
+        """Drop some of this app's jobs and of junk, as the caps say; return what went from under
+        each. The jobs of another app are left to its own passes, by its own options."""
+        caps = Caps.of(self.keys, self.config)
+        names = [*self._names, self.keys.dead_dropped(self.config.app_name)]
+        args = [int(self.config.dead_ttl * 1000), BATCH]
+        for cap in caps:
+            args += [cap.most_jobs, cap.most_bytes]
+        counts = self.scripts.run("trim", [*names, *(cap.key for cap in caps)], args)
+        return [Trimmed(cap, *counts) for cap, counts in zip(caps, chunks(counts, 2), strict=True)]
+
+    def kept(self) -> list[Kept]:
+        """Return what is kept under each cap of this app, and under that of junk. A reader without
+        an app (a probe) sees the fullest cap of each kind."""
+        caps = Caps.of(self.keys, self.config)
+        if not self.config.app_name:
+            caps = caps._replace(
+                ran=self._fullest(caps.ran), never_ran=self._fullest(caps.never_ran)
+            )
+        names = [cap.key for cap in caps]
+        *counts, sizes = self._at_once(
+            [*(("ZCARD", name) for name in names), ("HMGET", self.keys.dead_bytes, *names)]
+        )
+        rows = zip(caps, counts, sizes, strict=True)
+        return [Kept(cap, int(count), int(size or 0)) for cap, count, size in rows]
+
+    def _fullest(self, cap: Cap) -> Cap:
+        """Return the cap of the same kind, of any app, with the most bytes."""
+        sizes = self.client.hgetall(self.keys.dead_bytes)
+        fitting = [
+            (int(size), name) for name, size in sizes.items() if name.startswith(cap.key.encode())
+        ]
+        return cap._replace(key=max(fitting)[1].decode()) if fitting else cap
+
+    def sample(self, cap: Cap) -> list[DeadJob]:
+        """Return some of the newest jobs under a cap, as many as are read by one short script."""
+        rows = self.client.zrange(cap.key, -SAMPLED, -1, withscores=True)[::-1]
+        return self._read(rows, SAMPLE_BYTES)[0] if rows else []
 
     def untold(self) -> int:
         return int(self.client.scard(self.keys.unannounced))
@@ -212,24 +260,28 @@ class DeadSet(Structure):
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         jobs: list[DeadJob] = []
         while rows:
-            ids = [id for id, _ in rows[: BATCH // 2]]  # the script is told the key of each
-            keys = [self.keys.dead_jobs] * len(ids)
-            records = self.scripts.run("payloads", keys, [ROOM, *ids])
-            jobs += [
-                DeadJob.load(id.decode(), json.loads(record), int(score))
-                for (id, score), record in zip(rows, records, strict=False)
-                if record is not None
-            ]
-            rows = rows[len(records) :]
+            batch, count = self._read(rows, ROOM)
+            jobs += batch
+            rows = rows[count:]
         return jobs
+
+    def _read(
+        self, rows: Sequence[tuple[bytes, float]], most_bytes: int
+    ) -> tuple[list[DeadJob], int]:
+        """Read the first of some jobs in one script, until they have so many bytes; return of how
+        many rows that speaks, since some may be there no longer."""
+        ids = [id for id, _ in rows[: BATCH // 2]]  # the script is told the key of each
+        keys = [self.keys.dead_jobs] * len(ids)
+        records = self.scripts.run("payloads", keys, [most_bytes, *ids])
+        jobs = [
+            DeadJob.load(id.decode(), json.loads(record), int(score))
+            for (id, score), record in zip(rows, records, strict=False)
+            if record is not None
+        ]
+        return jobs, len(records)
 
     @property
     def _names(self) -> list[str]:
         keys = self.keys
-        return [keys.dead, keys.dead_jobs, keys.dead_caps, keys.unannounced, keys.stats]
-
-    @property
-    def _caps(self) -> dict[str, int]:
-        """The caps that are ours to keep -> the most jobs under each."""
-        own = self.keys.dead_of(self.config.app_name)
-        return {own: self.config.dead_limit, self.keys.dead_junk: JUNK_LIMIT}
+        of_each = [keys.dead_caps, keys.unannounced, keys.dead_bytes]
+        return [keys.dead, keys.dead_jobs, *of_each, keys.stats]

@@ -20,7 +20,8 @@ class Keys:
         self.stopped = f"{own}stopped"  # ZSET JSON of a job that many stops cut -> when (server ms)
         self.dead = f"{own}dead"  # ZSET job id -> time of death (server ms)
         self.dead_jobs = f"{own}dead:jobs"  # HASH job id -> JSON record of the killed job
-        self.dead_caps = f"{own}dead:caps"  # HASH job id -> ZSET of its cap: dead_of or dead_junk
+        self.dead_caps = f"{own}dead:caps"  # HASH job id -> ZSET of its cap (``dead_caps.py``)
+        self.dead_bytes = f"{own}dead:bytes"  # HASH ZSET of a cap -> bytes of the records under it
         self.dead_junk = f"{own}dead:junk"  # ZSET as ``dead``, of the unparseable ones of any app
         self.unannounced = f"{own}dead:unannounced"  # SET of ids whose caller has not been told
         self.runs = f"{own}runs"  # HASH how runs ended and how long they took -> number
@@ -71,8 +72,11 @@ class Keys:
     def dead_of(self, app_name: str) -> str:
         return f"{self._own}dead:of:{app_name}"  # ZSET id -> time of death: one app's of ``dead``
 
-    def dead_overflow(self, app_name: str) -> str:
-        return f"{self._own}dead:overflow:{app_name}"  # STRING: dropped, and no log tells of it
+    def dead_never_ran(self, app_name: str) -> str:
+        return f"{self._own}dead:never_ran:{app_name}"  # ZSET as ``dead_of``, of what never ran
+
+    def dead_dropped(self, app_name: str) -> str:
+        return f"{self._own}dead:dropped:{app_name}"  # HASH ZSET of a cap -> dropped and not logged
 
     def lock(self, scope: str) -> str:
         return f"{self._own}lock:{scope}"  # STRING with a TTL: one turn per interval and scope

@@ -73,7 +73,8 @@ class Discards:
             why = f"it went back to its queue {returns} times"
         owner = delivery.owner
         if not is_unknown:
-            settle(delivery, owner.kill, f"{here}; {why}", self.worker.app)
+            kill = partial(owner.kill, never_ran=True)
+            settle(delivery, kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
         dead = delivery.end_by(owner.bury, f"{here}; {why}")
         if dead is not None:

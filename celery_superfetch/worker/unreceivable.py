@@ -196,7 +196,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         job.title,
         exc_info=shown,
     )
-    settle(delivery, owner.kill, f"cannot be received: {why}", app)
+    settle(delivery, partial(owner.kill, never_ran=True), f"cannot be received: {why}", app)
     return True
 
 

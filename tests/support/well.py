@@ -83,6 +83,11 @@ WELL: dict[str, Any] = {
         "unannounced": 0,
         "killed_lately": 0,
         "newest": None,
+        "kept": {
+            "ran": {"jobs": 3, "bytes": 900, "most_jobs": 10_000, "most_bytes": 0},
+            "never_ran": {"jobs": 0, "bytes": 0, "most_jobs": 10_000, "most_bytes": 64 * 2**20},
+            "junk": {"jobs": 0, "bytes": 0, "most_jobs": 1_000, "most_bytes": 16 * 2**20},
+        },
     },
     "beats": [],
     "last_pass": {"age": 12.0},

@@ -126,9 +126,10 @@ class LostRuns(Judge):
         return Carried(recovery.strikes, since, history)
 
     def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Dead-letter a job without a notice: its caller is informed by the code that calls this.
-        ``junk``: its payload is no message. Returns None if ownership was lost."""
-        changes, limits = {"parsed": False} if junk else {}, Limits.of(self.config)
+        """Dead-letter a job that never ran, without a notice: the code that calls this informs its
+        caller. ``junk``: its payload is no message. Returns None if ownership was lost."""
+        changes = {"parsed": False} if junk else {"never_ran": True}
+        limits = Limits.of(self.config)
         done = self._settle(
             job, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
         )
@@ -138,14 +139,16 @@ class LostRuns(Judge):
         job_killed.send(sender=None, job=dead)
         return dead
 
-    def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
-        """Dead-letter a job that an operator wants in the dead set, also while it runs."""
+    def kill(
+        self, job: Job, reason: str, sender: Any, *, never_ran: bool = False
+    ) -> DeadJob | None:
+        """Dead-letter a job that an operator wants in the dead set, also while it runs; or one that
+        Celery cannot run (``never_ran``)."""
         self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
-            if done := self._carry_out(
-                self._recovery(job, reason, Running(), limits), Decision.KILL
-            ):
+            recovery = self._recovery(job, reason, Running(), limits)
+            if done := self._carry_out(replace(recovery, never_ran=never_ran), Decision.KILL):
                 return tell(done, sender)
         return None
 

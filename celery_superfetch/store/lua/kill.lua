@@ -1,26 +1,29 @@
 -- Moves one job from a private list to the dead set, whole, with what it has handed on, and puts the
 -- notice of that in front of those that wait in its queue.
--- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, overflow, the cap it is under,
---       the owner's facts, private list, the job's counters, its queue list
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many kills have
+--       dropped, the cap it is under, the owner's facts, private list, the job's counters, its queue list
 -- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
---       record (JSON), most jobs under that cap (0: others see to it), 1 where somebody is to be
---       told, queue list, the notice (empty: there is none), what stands in it for the id in the
---       dead set, ms of the queue's x-expires (0: none)
+--       record (JSON), most jobs under that cap (0: the passes of another app keep it), most bytes of their
+--       records (0: any number), most jobs to drop for this one, 1 where somebody is to be told, queue
+--       list, the notice (empty: there is none), what stands in it for the id in the dead set, ms of the
+--       queue's x-expires (0: none)
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
-local dead, jobs, caps, unannounced, stats, overflow, cap, facts, private, counters, queue =
+local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, facts, private, counters, queue =
   unpack(KEYS)
 local claim, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local most, is_told, queue_list = tonumber(ARGV[6]), ARGV[7] == '1', ARGV[8]
-local notice, placeholder, expires = ARGV[9], ARGV[10], tonumber(ARGV[11])
+local most_jobs, most_bytes, batch = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local is_told, queue_list = ARGV[9] == '1', ARGV[10]
+local notice, placeholder, expires = ARGV[11], ARGV[12], tonumber(ARGV[13])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
-local full = redis.call('ZCARD', cap) >= most and most > 0
--- One comes, so one has to go; a lowered limit is reached by `trim`.
-local oldest = full and redis.call('ZRANGE', cap, 0, 0)[1]
-capped({oldest or id})
-local dropped = tonumber(redis.call('GET', overflow)) or 0
+-- One comes, so one has to go, or as many as have its bytes; a lowered limit is reached by `trim`.
+local size = redis.call('ZCARD', cap)
+local full = most_jobs > 0 and size >= most_jobs
+local going = surplus(cap, full and size - 1 or size, most_bytes, #record, batch)
+capped(going)
+redis.call('HLEN', dropped)
 -- A job is no less dead where its queue is none any more.
 if not takes(queue) then notice = '' end
 local now = now()
@@ -41,6 +44,7 @@ if is_told then redis.call('SADD', unannounced, name) end
 redis.call('HSET', jobs, name, record)
 redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
 redis.call('DEL', counters)
+redis.pcall('HINCRBY', bytes, cap, #record)
 redis.pcall('HINCRBY', stats, 'killed', 1)
 count_by_task(stats, 'killed', queue_list, payload)
 if notice ~= '' then
@@ -48,9 +52,9 @@ if notice ~= '' then
   redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))
   if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 end
-if oldest then
-  drop({oldest}, {cap})
-  redis.pcall('HINCRBY', stats, 'dead_dropped', 1)
-  redis.call('SET', overflow, dropped + 1)
+if #going > 0 then
+  drop(going, cap)
+  redis.pcall('HINCRBY', stats, 'dead_dropped', #going)
+  redis.pcall('HINCRBY', dropped, cap, #going)
 end
 return {'ok', name}

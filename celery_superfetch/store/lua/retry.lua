@@ -1,12 +1,12 @@
 -- Puts one job of the dead set back on a queue, as if it were new, but that it has handed on what it has.
--- KEYS: dead set, dead jobs, the caps of each, unannounced, stats, public queue list, the job's
---       counters, lock of those who retry it, flag
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, public queue list,
+--       the job's counters, lock of those who retry it, flag
 -- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
 --       which the strikes that the payload carries are forgiven (0: it carries none), what it has
 --       handed on (empty: nothing), seconds for which that is remembered
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
-local jobs, stats, queue, counters, lock, flag = KEYS[2], unpack(KEYS, 5, 9)
+local jobs, stats, queue, counters, lock, flag = KEYS[2], unpack(KEYS, 6, 10)
 local id, payload, steps = ARGV[1], ARGV[2], ARGV[5]
 local expires, forgiven, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
 redis.call('DEL', lock)

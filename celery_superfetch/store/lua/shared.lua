@@ -1,6 +1,6 @@
 -- Functions of several scripts: `scripts.py` puts this text before each script that calls one.
--- KEYS: none of its own; for `capped` and `drop` a script has first the dead set, dead jobs, the caps of
---       each and unannounced
+-- KEYS: none of its own; for `capped`, `surplus` and `drop` a script has first the dead set, dead jobs, the
+--       caps of each, unannounced, and the bytes under each cap
 -- ARGV: none
 -- Returns: nothing
 -- Crash: it is a part of its script.
@@ -62,11 +62,17 @@ local function call_in_parts(command, key, values)
   return total
 end
 
--- Reads the caps of some dead jobs, and each key that `drop` will change: one of another type raises here.
+-- Reads the caps of some dead jobs, the sizes of their records, and each key that `drop` will change: one
+-- of another type raises here.
+local record_bytes = {}
 local function capped(ids)
   local caps = {}
-  for at, id in ipairs(ids) do caps[at] = redis.call('HGET', KEYS[3], id) end
+  for at, id in ipairs(ids) do
+    caps[at] = redis.call('HGET', KEYS[3], id)
+    record_bytes[id] = redis.call('HSTRLEN', KEYS[2], id)
+  end
   redis.call('HLEN', KEYS[2])
+  redis.call('HLEN', KEYS[5])
   redis.call('SISMEMBER', KEYS[4], '')
   redis.call('ZCARD', KEYS[1])
   for _, cap in ipairs(caps) do
@@ -75,10 +81,41 @@ local function capped(ids)
   return caps
 end
 
--- Deletes dead jobs, under these caps; returns how many were there.
+-- The oldest dead jobs under a cap that have to go, `batch` at most: so many that `jobs` are left, or fewer,
+-- and as many bytes as `most_bytes` allows (0: any number) beside a record of `coming` bytes.
+local function surplus(cap, most_jobs, most_bytes, coming, batch)
+  local ids = {}
+  local over = redis.call('ZCARD', cap) - most_jobs
+  local bytes = (tonumber(redis.call('HGET', KEYS[5], cap)) or 0) + coming
+  while #ids < batch and (over > 0 or (most_bytes > 0 and bytes > most_bytes)) do
+    local page = redis.call('ZRANGE', cap, #ids, math.min(#ids + 50, batch) - 1)
+    if #page == 0 then break end
+    for _, id in ipairs(page) do
+      if over <= 0 and (most_bytes == 0 or bytes <= most_bytes) then return ids end
+      ids[#ids + 1] = id
+      over, bytes = over - 1, bytes - redis.call('HSTRLEN', KEYS[2], id)
+    end
+  end
+  return ids
+end
+
+-- Deletes dead jobs that `capped` has read, from the cap of each, or from one; returns how many were there.
 local function drop(ids, caps)
+  local shrunk = {}
   for at, id in ipairs(ids) do
-    if caps[at] then redis.call('ZREM', caps[at], id) end
+    local cap = caps
+    if type(caps) == 'table' then cap = caps[at] end
+    if cap then
+      redis.call('ZREM', cap, id)
+      shrunk[cap] = (shrunk[cap] or 0) + (record_bytes[id] or 0)
+    end
+  end
+  for cap, bytes in pairs(shrunk) do
+    -- An error must not stop the script. If keys were evicted, the sum is wrong until the cap is empty.
+    local left = redis.pcall('HINCRBY', KEYS[5], cap, -bytes)
+    if type(left) ~= 'number' or left <= 0 or redis.call('EXISTS', cap) == 0 then
+      redis.call('HDEL', KEYS[5], cap)
+    end
   end
   call_in_parts('ZREM', KEYS[1], ids)
   call_in_parts('HDEL', KEYS[3], ids)

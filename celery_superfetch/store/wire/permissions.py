@@ -18,7 +18,7 @@ evalsha 0 0;eval x 0;script|load x;blmove K K LEFT RIGHT 1;time;get K;set K 0;ex
 lpop K;rpop K;lpush K 0;rpush K 0;lmove K K LEFT RIGHT;lrange K 0 0;lindex K 0;llen K
 zadd K 0 0;zrem K 0;zcard K;zscore K 0;zrange K 0 0;zrangebyscore K 0 0;zremrangebyscore K 0 0
 zremrangebyrank K 0 0;zscan K 0;hget K 0;hset K 0 0;hsetnx K 0 0;hdel K 0;hincrby K 0 1;hgetall K
-hmget K 0;hexists K 0;hlen K;hkeys K;sadd K 0;srem K 0;smembers K;sismember K 0
+hmget K 0;hexists K 0;hstrlen K 0;hlen K;hkeys K;sadd K 0;srem K 0;smembers K;sismember K 0
 expire K 1;pexpire K 1;ttl K;pttl K
 """.strip()
     .replace("\n", ";")

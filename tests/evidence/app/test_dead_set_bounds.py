@@ -11,7 +11,7 @@ from celery_superfetch.model.dead_job import DeadFilter
 from celery_superfetch.store import dead_set as structure
 from celery_superfetch.store.dead_set import BATCH, IDS
 from support.servers.work import WITHOUT_END, Work, noted
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, payload, trimmed
 
 JOBS = 6 * BATCH + 50
 
@@ -74,7 +74,7 @@ def everything(bench: Bench, dead: DeadSet) -> None:
     assert len(dead.retry_all(reason="gone", newer_than=0.001)) == 0
     assert dead.delete(*(job.id for job in dead.page(count=BATCH))) == BATCH
     assert bench.client.scard(bench.keys.unannounced) > BATCH / 2
-    assert sum(Bench(bench.client, dead_limit=50).dead_set.trim()) == BATCH
+    assert sum(trimmed(Bench(bench.client, dead_limit=50).dead_set)) == BATCH
     assert dead.purge() > BATCH
 
 

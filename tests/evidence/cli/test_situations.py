@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
-from celery_superfetch.model.job import Job
+from celery_superfetch.model.job import Counters, Job
+from celery_superfetch.store.dead_caps import JUNK_LIMIT
 from support.servers.server import Server
 from support.waiting import eventually
 from support.well import make_well
@@ -173,6 +174,14 @@ def pill(on: Situation) -> None:
     on.bench.client.delete(on.bench.keys.unannounced)
 
 
+def flooded(on: Situation) -> None:
+    make_well(on.bench)
+    bench = on.bench
+    jobs = bench.give("h|1|n", "mail", [b"junk %d" % n for n in range(JUNK_LIMIT)])
+    recoveries = (bench.recovery(job, Counters()) for job in jobs)
+    bench.scripts.run_all([bench.dead_set.kill(one, marked=False) for one in recoveries])
+
+
 def pills(on: Situation) -> None:
     make_well(on.bench)
     on.bench.killed(*(payload(n) for n in range(DEAD_LETTERED_MANY)))
@@ -239,6 +248,7 @@ SITUATIONS: dict[Callable[[Situation], None], tuple[str, set[str]]] = {
     unsaved: ("warning", {"no-persistence"}),
     pill: ("", {"job-killed"}),
     pills: ("warning", {"job-killed"}),
+    flooded: ("warning", {"job-killed", "dead-set-flooded"}),
     unannounced: ("warning", {"job-killed", "unannounced"}),
     long_running: ("warning", {"stuck-job"}),
     scheduled: ("", set()),

@@ -202,8 +202,8 @@ def trim(bench: Bench) -> None:
     bench.client.hset(keys.dead_jobs, mapping=dict.fromkeys(many(), "{}"))
     bench.client.zadd(keys.dead, dict.fromkeys(many(), 1))
     bench.client.zadd(keys.dead_junk, dict.fromkeys(many(), 1))
-    names = [*bench.dead_set._names, keys.dead_overflow("shop"), keys.dead_junk]
-    assert bench.scripts.run("trim", names, [1, MANY, MANY]) == [MANY, 0]
+    names = [*bench.dead_set._names, keys.dead_dropped("shop"), keys.dead_junk]
+    assert bench.scripts.run("trim", names, [1, MANY, MANY, 0]) == [MANY, 0]
 
 
 CASES: Sequence[Callable[[Bench], None]] = [

@@ -21,7 +21,7 @@ from celery_superfetch.model.job import digest
 from celery_superfetch.store import dead_set as structure
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.transport.channel import Channel
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, payload, trimmed
 
 JOB = payload("id-1")
 SHORT_LIVED = Queue("short-lived", expires=60)
@@ -251,7 +251,7 @@ def test_the_permissions_that_the_docs_name_suffice(fresh_server, make_app):
     bench = Bench(user, dead_limit=2)
     jobs = bench.killed(*(payload(n) for n in range(3)), JOB, JOB)
     assert bench.untold(), "a worker's part"
-    assert bench.dead_set.trim()[1] == 3
+    assert trimmed(bench.dead_set)[1] == 3
     with DeadSet(make_app(result_url=""), bench.client) as dead:
         assert dead.get(jobs[-1].id)
         with pytest.raises(redis.exceptions.NoPermissionError):

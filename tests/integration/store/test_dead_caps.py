@@ -7,16 +7,17 @@ from collections import Counter
 import pytest
 
 from celery_superfetch.model.strikes import Counters
-from celery_superfetch.store.dead_set import BATCH, JUNK_LIMIT
-from support.workers.bench import Bench, payload
+from celery_superfetch.store.dead_caps import JUNK_LIMIT
+from celery_superfetch.store.dead_set import BATCH
+from support.workers.bench import Bench, payload, trimmed
 
 
 def test_trimming_drops_what_is_too_old_and_counts_it(make_bench, bench):
     old, new = bench.killed(payload("old"), payload("new"))
-    assert bench.dead_set.trim() == (0, 0)
+    assert trimmed(bench.dead_set) == (0, 0)
     short = make_bench(dead_ttl=100).dead_set
     bench.die_at(old, old.died_at - 101_000)
-    assert short.trim() == (1, 0)
+    assert trimmed(short) == (1, 0)
     assert [job.id for job in bench.dead_set.find()] == [new.id]
     assert [job.id for job in bench.untold()] == [new.id]
     assert bench.stat("dead_dropped") == 1
@@ -67,14 +68,14 @@ def test_the_caps_of_one_app_leave_anothers_jobs_alone(make_bench):
         shop.die_at(job, job.died_at - 101_000)
     blog.killed(*(payload(f"blog {n}") for n in range(8)), *(b"junk %d" % n for n in range(7)))
     assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
-    assert shop.dead_set.trim() == (0, 0), "who drops them tells of it"
-    assert blog.dead_set.trim() == (0, 3)
+    assert trimmed(shop.dead_set) == (0, 0), "who drops them tells of it"
+    assert trimmed(blog.dead_set) == (0, 3)
     assert of_each_app(blog) == {"shop": 30, "blog": 5, "junk": 7}
-    assert make_bench(app_name="blog", dead_limit=2).dead_set.trim() == (0, 3)
-    assert make_bench(dead_limit=20, dead_ttl=1000).dead_set.trim() == (0, 10)
+    assert trimmed(make_bench(app_name="blog", dead_limit=2).dead_set) == (0, 3)
+    assert trimmed(make_bench(dead_limit=20, dead_ttl=1000).dead_set) == (0, 10)
     assert of_each_app(blog) == {"shop": 20, "blog": 2, "junk": 7}
     [other] = shop.killed(payload("another"))
-    assert make_bench(dead_ttl=100).dead_set.trim() == (20, 0)
+    assert trimmed(make_bench(dead_ttl=100).dead_set) == (20, 0)
     assert of_each_app(blog) == {"shop": 1, "blog": 2, "junk": 7}
     assert shop.dead_set.get(other.id).app_name == "shop"
 
@@ -86,9 +87,9 @@ def test_who_kills_a_job_of_another_app_caps_nothing(make_bench):
         [job] = blog.give("h|1|n", "mail", [payload(n)])
         recovery = blog.recovery(job, app_name="shop")
         assert blog.run(blog.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
-    assert blog.dead_set.trim() == (0, 0)
+    assert trimmed(blog.dead_set) == (0, 0)
     assert of_each_app(blog) == {"shop": 4}
-    assert shop.dead_set.trim() == (0, 1)
+    assert trimmed(shop.dead_set) == (0, 1)
 
 
 @pytest.mark.parametrize("app_name", ["", "shop:dead", "a{b}", "schön"])
@@ -103,7 +104,7 @@ def test_an_app_of_any_name_leaves_nothing(make_bench, app_name):
     assert bench.retry(junk)
     assert bench.dead_set.delete(jobs[1].id) == 1
     assert bench.client.zcard(bench.keys.dead_of(app_name)) == 3
-    assert make_bench(app_name=app_name, dead_limit=1).dead_set.trim() == (0, 2 + 2)
+    assert trimmed(make_bench(app_name=app_name, dead_limit=1).dead_set) == (0, 2 + 2)
     assert bench.dead_set.purge() == 2
     assert not [name for name in bench.key_names() if name.startswith(bench.keys.dead)]
 
@@ -111,10 +112,10 @@ def test_an_app_of_any_name_leaves_nothing(make_bench, app_name):
 def test_what_the_cap_drops_is_told_once(make_bench):
     bench = make_bench(dead_limit=3)
     bench.killed(*(payload(n) for n in range(5)))
-    assert bench.dead_set.trim() == (0, 2)
-    assert bench.dead_set.trim() == (0, 0)
+    assert trimmed(bench.dead_set) == (0, 2)
+    assert trimmed(bench.dead_set) == (0, 0)
     assert bench.stat("dead_dropped") == 2
-    assert not bench.client.exists(bench.keys.dead_overflow("shop"))
+    assert not bench.client.exists(bench.keys.dead_dropped("shop"))
 
 
 def test_a_lowered_limit_is_reached_a_batch_at_a_time(make_bench, bench):
@@ -122,7 +123,7 @@ def test_a_lowered_limit_is_reached_a_batch_at_a_time(make_bench, bench):
     for at, job in enumerate(jobs):
         bench.die_at(job, job.died_at - 1000 + at)
     low = make_bench(dead_limit=2).dead_set
-    assert [low.trim() for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
+    assert [trimmed(low) for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
     assert [job.id for job in bench.dead_set.find()] == [jobs[-1].id, jobs[-2].id]
     assert bench.stat("dead_dropped") == BATCH + 5
 

@@ -159,7 +159,7 @@ def test_a_job_on_probation_leaves_nothing(bench, owner):
 @pytest.mark.parametrize("how", ["retried", "deleted"])
 def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench, how):
     [job] = bench.killed(ONE)
-    kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:of:shop")
+    kept = ("dead", "dead:jobs", "dead:unannounced", "dead:caps", "dead:bytes", "dead:of:shop")
     is_left(bench, **dict.fromkeys(kept, FOR_EVER))
     bench.dead_set.announced(job)
     if how == "retried":

@@ -96,7 +96,7 @@ local redis = setmetatable({
 """
 
 #: Commands of the longest script, more than enough.
-COMMANDS = 60
+COMMANDS = 80
 
 
 @each_script

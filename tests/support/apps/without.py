@@ -34,7 +34,7 @@ from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
 from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
-from celery_superfetch.store import private_lists
+from celery_superfetch.store import dead_set, private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire import clients, connections, pools, scripts
@@ -523,3 +523,9 @@ def turns_of_their_own() -> None:
     maintenance_of.ReleaseThread.run = lambda self: None
     maintenance_of.Rounds.go = release_first
     maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
+
+
+def caps_of_their_own() -> None:
+    """Messages that never ran count in the cap of the jobs that did."""
+    cap_of = dead_set.cap_of
+    dead_set.cap_of = lambda recovery, *place: cap_of(replace(recovery, never_ran=False), *place)

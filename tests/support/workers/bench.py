@@ -82,6 +82,12 @@ class Living(Protocol):
 Named = Facts | Living
 
 
+def trimmed(dead_set: DeadSet) -> tuple[int, int]:
+    """Trim a dead set: how many were too old, and how many too many."""
+    rows = dead_set.trim()
+    return sum(row.old for row in rows), sum(row.surplus for row in rows)
+
+
 def name_of(owner: str | Named) -> str:
     if isinstance(owner, str):
         return owner

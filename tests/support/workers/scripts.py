@@ -164,8 +164,8 @@ def delete(bench: Bench) -> Case:
 
 def trim(bench: Bench) -> Case:
     dead_set = two_dead(bench)
-    bench.client.set(bench.keys.dead_overflow("shop"), 1)
-    return Case(call_of(dead_set.trim, (0, 1)), settles=True)
+    bench.client.hset(bench.keys.dead_dropped("shop"), bench.keys.dead_of("shop"), 1)
+    return Case(call_of(dead_set.trim, [0] * 6), settles=True)
 
 
 def call_of(method: Callable[[], object], answer: Any) -> Call:

@@ -261,6 +261,20 @@ def test_the_dead_set_is_near_its_limit(seen):
     assert only(seen)[:2] == ("warning", "dead-set-full")
 
 
+@pytest.mark.parametrize("kind", ["never_ran", "junk"])
+def test_a_flood_of_what_never_ran_names_its_task_or_reason(seen, kind):
+    row = seen["dead_set"]["kept"][kind]
+    row.update(jobs=row["most_jobs"], flood={"task": "no\nbody"})
+    found = only(seen)
+    assert found[:2] == ("warning", "dead-set-flooded")
+    assert "most of the newest have the task 'no body'" in found.text
+    assert "dead list --task 'no body'`" in found.fix
+    row.update(flood={"reason": "unparseable payload"})
+    assert "have the reason 'unparseable payload'" in only(seen).text
+    row.update(flood={})
+    assert only(seen).fix.startswith("`celery -A shop superfetch dead list` shows them")
+
+
 def test_a_job_that_was_killed_lately_is_told_of(seen):
     job = {"id": "0f22", "task": "shop.charge", "task_id": "4e1a", "reason": "gone"}
     seen["dead_set"].update(killed_lately=1, newest={**job, "at": "2026-01-02T02:59:43.000+00:00"})
