@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from redis.exceptions import RedisError, ResponseError
 
+from ..model.job import digest
 from .database import Structure
 
 CHUNK = 100  # queue lists of one script
@@ -65,6 +66,29 @@ class Queues(Structure):
         commands = [("HSETNX", oldest, name, "") for name in names]
         with suppress(RedisError):
             self._at_once([*commands, ("EXPIRE", oldest, NOTED)])
+
+    def take(self, names: Sequence[str], expires: int) -> tuple[bytes, bool] | None:
+        """Remove the next message of some queue lists, in their order, without a claim.
+
+        If the process dies afterwards, the message is lost: its receiver asked for no ack.
+
+        Args:
+            names: the queue lists.
+            expires: ms of the queue's x-expires, which each look renews (0: none).
+
+        Returns:
+            The message, and whether it was delivered before; None if there is none.
+
+        Raises:
+            RedisError: the server did not answer; a message may be gone.
+        """
+        keys = [self.keys.queue(name) for name in names]
+        payload = next(filter(None, map(self.client.rpop, keys)), None)
+        if expires:
+            self._at_once(("PEXPIRE", key, expires) for key in keys)
+        if payload is None:
+            return None
+        return payload, bool(self.client.exists(self.keys.recoveries(digest(payload))))
 
     def ends(self, name: str, count: int) -> list[bytes]:
         """So many of the oldest and of the youngest messages of a queue list, each once."""

@@ -231,6 +231,21 @@ class Channel(redis.Channel):
                 return message
         return None
 
+    def _get(self, queue: str) -> Any:
+        """Take a message for ``basic_get(no_ack=True)``. kombu's own does not see that it was
+        requeued before: the server remembers that beside the message, not in it."""
+        from ..store.queues import Queues
+        from .deliveries import loads, mark_redelivered
+
+        taken = Queues(self.database).take(self._lists_of(queue), self.expires_of(queue))
+        if taken is None:
+            raise Empty
+        payload, again = taken
+        message = loads(payload)
+        if again:
+            mark_redelivered(message)
+        return message
+
     def _lists_of(self, queue: str) -> list[str]:
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
 

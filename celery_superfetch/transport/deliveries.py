@@ -40,6 +40,12 @@ def read_json_by_ours() -> None:
         decoders[JSON] = loads
 
 
+def mark_redelivered(message: dict[str, Any]) -> None:
+    """Say in a decoded message that it was delivered before, in both places where kombu does."""
+    message["properties"]["delivery_info"]["redelivered"] = True
+    message["headers"] = {**(message.get("headers") or {}), "redelivered": True}
+
+
 class Delivery(dict[str, Any]):
     """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
 
@@ -49,14 +55,14 @@ class Delivery(dict[str, Any]):
         self.owner: Owner = channel.owner
         again = claimed.counters is not None
         info = self["properties"]["delivery_info"]
-        info["redelivered"] = again or bool(info.get("redelivered"))  # by stock: it had it before
+        info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
         headers = self["headers"] = self.get("headers") or {}
         headers.pop(DELIVERY, None)  # what we say of a delivery, nobody else can say
         strikes = Carried.of(headers).strikes if CARRIED in headers else 0
         if again:
-            headers["redelivered"] = True
+            mark_redelivered(self)
         if again or strikes:
-            headers[DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
+            self["headers"][DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
 
     @property
     def is_open(self) -> bool:

@@ -115,6 +115,7 @@ kombu transport.redis:Channel.
         _get_message_priority(message,reverse=)
     hand on a step: _put(queue,message)
     leave to kombu what wants no ack, and no more: active_queues _fanout_queues _brpop_read()
+    say of a message without ack that it was delivered before: _get(queue)
     count and purge suspects, too: _size(queue) _purge(queue)
     say that a queue exists: _has_queue(queue)
     declare bindings that are gone again: _queue_bind(exchange,routing_key,pattern,queue)

@@ -125,6 +125,24 @@ def test_what_comes_back_is_marked_and_its_bytes_are_not_changed(url, bench):
 
 
 @pytest.mark.parametrize("headers", [True, False], ids=["", "without headers"])
+def test_a_requeued_message_is_marked_where_it_is_read_without_ack(url, bench, headers):
+    whole = json.loads(payload(1))
+    if not headers:
+        del whole["headers"]
+    bench.client.lpush("mail", json.dumps(whole))
+    with Inbox(url) as inbox:
+        inbox.receive(1)
+        inbox.messages[0].requeue()
+    publish(url, "mail", "fresh")
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = kombu.Queue("mail")(connection.channel())
+        again, fresh, none = (queue.get(no_ack=True) for _ in range(3))
+    assert again.delivery_info["redelivered"] is again.headers["redelivered"] is True
+    assert "redelivered" not in {**fresh.headers, **fresh.delivery_info}
+    assert none is None
+
+
+@pytest.mark.parametrize("headers", [True, False], ids=["", "without headers"])
 def test_a_recovered_message_is_marked_too(url, bench, headers):
     whole = json.loads(payload(1))
     if not headers:
