@@ -7,7 +7,10 @@ or return what is no text. Code that prints such an object calls these functions
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 from traceback import format_exception
+from types import TracebackType
+from typing import Any
 
 TEXT_MAX_CHARS = 500
 
@@ -29,6 +32,32 @@ def message_of(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
 def class_name(value: object) -> str:
     """Return the name of a value's class, also where its metaclass defines another."""
     return _plain_text(_name_of_class(type(value)))
+
+
+def kind_of(error: BaseException) -> str:
+    """Return what an error is and where it was raised, for a reason that is stored: its class, the
+    class of its cause, and the line of code.
+
+    Its text is left out: it may quote a job's arguments, and a reason is shown to people from whom
+    these are hidden, sent to callers, and found by a search.
+    """
+    cause = _of_exceptions("__cause__", error)
+    if cause is None and not _of_exceptions("__suppress_context__", error):
+        cause = _of_exceptions("__context__", error)
+    source = f" from {class_name(cause)}" if cause is not None else ""
+    traceback: TracebackType | None = _of_exceptions("__traceback__", error)
+    if traceback is None:
+        return class_name(error) + source
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    file = "/".join(PurePath(traceback.tb_frame.f_code.co_filename).parts[-2:])
+    place = f" ({file}, line {traceback.tb_lineno})"
+    return escaped(class_name(error) + source + place)
+
+
+def _of_exceptions(name: str, error: BaseException) -> Any:
+    """Return an attribute of every exception, also where its class defines another."""
+    return BaseException.__dict__[name].__get__(error)
 
 
 def loggable(error: BaseException) -> BaseException | None:

@@ -207,6 +207,19 @@ def plain(error: BaseException) -> Exception:
     return UnpickleableExceptionWrapper(module, class_name(error), (text,), text)
 
 
+def name_of_raised(error: BaseException) -> str:
+    """Return the name of the class that a task raised, for the reason of a lost run: the text of
+    the exception may quote the job's arguments. A number is told: it is the status of an exit."""
+    replaced = error.__context__ if issubclass(type(error), WorkerLostError) else None
+    if replaced is not None:  # by Celery, on threads and greenlets: it would end a process
+        error = replaced
+    kind = type(error)
+    if issubclass(kind, UnpickleableExceptionWrapper):
+        return message_of(_attribute(error, "exc_cls_name"))
+    status = _attribute(error, "code") if issubclass(kind, SystemExit) else None
+    return f"{class_name(error)}({status})" if type(status) is int else class_name(error)
+
+
 def _attribute(value: object, name: str) -> Any:
     try:
         return getattr(value, name)

@@ -29,14 +29,14 @@ from redis.exceptions import RedisError
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
 from ..app.result_age import is_of_job
-from ..model.foreign import describe, message_of, one_line
+from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY, Carried
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
-from .outcomes import exception_of
+from .outcomes import exception_of, name_of_raised
 from .stopping import SOLO, is_of, told_to_stop
-from .unreceivable import fault_of, settle
+from .unreceivable import check_fields, settle
 
 logger = get_logger(__name__)
 
@@ -74,8 +74,7 @@ class CountedRequest(Request):
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
             self.delivery.owner.wait(self.delivery.job, asks)
-        if fault := fault_of(self):
-            raise ValueError(fault)
+        check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
@@ -179,7 +178,7 @@ class CountedRequest(Request):
             if self._ended_its_worker:
                 how = type(exc).__name__
             elif isinstance(exc, KeyboardInterrupt):
-                how = describe(exc)
+                how = class_name(exc)
             try:
                 raise WorkerLostError(EXITED + how)
             except WorkerLostError as lost:
@@ -188,15 +187,19 @@ class CountedRequest(Request):
             # Celery would raise it in this process, and one worker after another would end by it.
             exc_info.exception = RuntimeError(describe(exc))
         if isinstance(exc, TimeLimitExceeded):
-            seconds = describe(exc.args[0]) if exc.args else "?"  # a task may raise it, too
+            limit = exc.args[0] if exc.args else None  # a task may raise it, too, with any value
+            seconds = limit if type(limit) in (int, float) else "?"
             self._cut_short = f"hard time limit ({seconds} s)"
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; all else that ends in a requeue is a lost process.
-            why = message_of(exc).removeprefix(EXITED).partition(" Job: ")[0]
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
             # A thread or a greenlet is not lost: such an error was raised by its task.
             ended = processes and isinstance(exc, WorkerLostError)
-            self._cut_short = f"pool process lost: {why}" if ended else f"it raised {why}"
+            if ended:
+                why = message_of(exc).removeprefix(EXITED).partition(" Job: ")[0]
+                self._cut_short = f"pool process lost: {why}"
+            else:
+                self._cut_short = f"it raised {name_of_raised(exc)}"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
         except Exception:  # the result backend is away, say; the run is over all the same

@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..app.guard import limits_of
-from ..model.foreign import message_of
+from ..model.foreign import kind_of
 from .outcomes import Escaped, Packed, TooLate, exception_of, info_of
 from .stopping import told_to_stop
 from .unreceivable import is_trouble, settle
@@ -66,12 +66,12 @@ def call_back(
                 "Job %s got no soft time limit: it runs on.", request.title, exc_info=error
             )
         else:
-            _settle_after_error(request, error)
+            _settle_after_error(request, error, kind_of(raised))
 
 
-def _settle_after_error(request: Any, error: BaseException) -> None:
+def _settle_after_error(request: Any, error: BaseException, kind: str) -> None:
     """Free the slot of a job whose callback raised ``error``, and recover the job if the callback
-    left it unsettled. Raises no ``Exception``."""
+    left it unsettled. ``kind``: the error as a reason. Raises no ``Exception``."""
     try:
         state.task_ready(request)  # frees the slot in Celery's books
         if request.acknowledged or not request.delivery.is_open:
@@ -84,7 +84,7 @@ def _settle_after_error(request: Any, error: BaseException) -> None:
             )
         else:
             request.acknowledged = True
-            _recover(request, error)
+            _recover(request, error, kind)
     except Exception:
         logger.exception(
             "Job %s could not be requeued: it stays in this worker's private list, and is "
@@ -93,7 +93,7 @@ def _settle_after_error(request: Any, error: BaseException) -> None:
         )
 
 
-def _recover(request: Any, error: BaseException) -> None:
+def _recover(request: Any, error: BaseException, kind: str) -> None:
     """Recover a job with a strike, so that it is dead-lettered if this happens in each run. Without
     one if the cause is the server, a lack of memory, or the stop of the worker."""
     delivery, app = request.delivery, request.app
@@ -106,4 +106,4 @@ def _recover(request: Any, error: BaseException) -> None:
     is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
     excused = is_fault_of_worker or told_to_stop(delivery.owner)
     recover = partial(delivery.owner.recover_or_kill, excused=excused)
-    settle(delivery, recover, f"it could not be settled: {message_of(error)}", app, limits_of(app))
+    settle(delivery, recover, f"it could not be settled: {kind}", app, limits_of(app))

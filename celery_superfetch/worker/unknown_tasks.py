@@ -20,7 +20,7 @@ from celery.utils.log import get_logger
 
 from ..app.chords import fail_part
 from ..model.facts import Facts
-from ..model.foreign import describe, message_of
+from ..model.foreign import kind_of, message_of
 from ..model.job import Job
 from ..model.words import command
 from ..store.registry import Registry
@@ -61,7 +61,7 @@ class Discards:
         if told_to_stop(delivery.owner):
             return None  # it is requeued with the others when the channel closes
         is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
-        here = f"cannot be read: {describe(exc)}"
+        here = f"cannot be read: {kind_of(exc)}"
         if is_unknown:
             here = f"task {message_of(exc)} is not registered"
         counters = delivery.claimed.counters

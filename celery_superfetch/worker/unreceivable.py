@@ -20,7 +20,7 @@ from redis.exceptions import DataError, RedisError
 
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
-from ..model.foreign import describe
+from ..model.foreign import class_name, describe, kind_of
 from ..model.job import Claimed, eta_of, parse
 from ..model.strikes import STOPS_NAMED, stops_outlook
 from ..owner.owner import Owner
@@ -110,9 +110,19 @@ def _due(message: Any, owner: Owner) -> float:
         return 0.0
 
 
-def fault_of(request: Any) -> str | None:
-    """Return what is wrong with a request's fields, if it would raise only in the pool and leave
-    the job unsettled; None if nothing is. Raises TypeError for an id that cannot be hashed."""
+class BadField(ValueError):
+    """A field of a message is of a type that Celery cannot use. The text quotes no value: it is
+    stored as the reason why the job is dead."""
+
+
+def check_fields(request: Any) -> None:
+    """Check those of a request's fields that would raise only in the pool and leave the job
+    unsettled.
+
+    Raises:
+        BadField: a field has a wrong type.
+        TypeError: the id cannot be hashed.
+    """
     (_, kwargs, embed), limits = request._payload, request.time_limits
     for name, value, kinds in (
         ("timelimit", limits, (list, tuple)),
@@ -122,13 +132,18 @@ def fault_of(request: Any) -> str | None:
         ("embed", embed, (dict, type(None), Mapping)),
     ):
         if not isinstance(value, kinds):
-            return f"{name!r} cannot be {describe(value)}"
+            raise BadField(f"{name!r} is of type {class_name(value)}")
     hash((request.id, *(request.stamped_headers or ())))  # Celery looks them up in ``revoked``
     hard, soft = limits
     for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
-            return f"'timelimit' cannot be {describe(limits)}"
-    return None
+            raise BadField(f"'timelimit' holds {_kind_of_limit(limit)}")
+
+
+def _kind_of_limit(limit: object) -> str:
+    return (
+        "no finite number" if isinstance(limit, float) else f"a value of type {class_name(limit)}"
+    )
 
 
 def is_trouble(exc: BaseException) -> bool:
@@ -173,7 +188,8 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
-    app, why = runner.worker.app, describe(exc)
+    app = runner.worker.app
+    why = str(exc) if type(exc) is BadField else kind_of(exc)
     if getattr(message, "is_read", False) or isinstance(shown, MemoryError):
         logger.error(
             "This worker cannot begin job %s, and ends. The job goes back to its queue, without a "
@@ -183,7 +199,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         )
         # Kept, since a timer or a thread of the pool swallows it; not as it is, since Celery takes
         # a KeyError, too, for a lost connection, and would be back at once.
-        runner.failure = RuntimeError(f"this worker failed over job {job.title}: {why}")
+        runner.failure = RuntimeError(f"this worker failed over job {job.title}: {describe(exc)}")
         if short:
             delivery.requeue()
         else:  # it may be this job's doing all the same: where it has a worker for itself, it is

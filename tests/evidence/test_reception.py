@@ -100,7 +100,7 @@ def test_what_breaks_at_reception_is_put_aside(pool, inbox, cli):
     eventually(lambda: not box.client.exists("superfetch:dead:unannounced"), WITHIN, message=told)
     assert box.client.zcard("superfetch:dead:junk") == 1, "that without a tag is no message"
     listed = cli("dead", "list").out
-    assert "cannot be received: ValueError('not enough values to unpack" in listed
+    assert "cannot be received: ValueError (" in listed
     assert "unparseable payload" in listed
 
 

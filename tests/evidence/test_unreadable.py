@@ -21,17 +21,17 @@ UNREADABLE: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "a class that is not there": (
         {"envelope": {"body": STRANGE, **PICKLED}},
         ["json", "pickle"],
-        "cannot be read: DecodeError(ModuleNotFoundError(",
+        "cannot be read: DecodeError from ModuleNotFoundError (",
     ),
     "a content type that is refused": (
         {"envelope": {"body": STRANGE, **PICKLED}},
         ["json"],
-        "cannot be read: ContentDisallowed(",
+        "cannot be read: ContentDisallowed (",
     ),
     "an ETA that is none": (
         {"headers": {"eta": "soon"}},
         ["json"],
-        "cannot be read: InvalidTaskError(",
+        "cannot be read: InvalidTaskError from ValueError (",
     ),
 }
 

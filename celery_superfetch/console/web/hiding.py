@@ -1,96 +1,286 @@
-"""Arguments of jobs for a page: what goes by the name of a secret is shown as ``***``."""
+"""Masking of arguments for the page: values that go by the name of a secret are shown as ``***``.
+
+The page calls ``Hiding.job`` for each dead job. It reads the text of the arguments as Python's
+``repr`` writes them, and never evaluates it. Text that cannot be read so is shown only if nothing
+in it has the name of a secret.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from celery import Celery
 
-#: Words in the names of what is hidden.
-HIDE: tuple[str, ...] = (
-    *("password", "passwd", "passphrase", "secret", "token", "credential", "authorization"),
-    *("cookie", "session", "api_key", "apikey", "private_key", "card", "cvc", "cvv", "iban"),
-)
+from .secret_names import HIDE, NAMED, Hide, HideFailed, is_named_by
+from .secret_urls import mask_urls, without_urls
+
+__all__ = ["HIDE", "Hiding", "parameters_of"]
 
 MASK = ast.Name("***")
 
 #: Arguments of a ``*args`` that are hidden by its name.
 VARIADIC = 100
 
+#: Keys under which a mapping or an object says what its value is called.
+NAMING = frozenset({"name", "key", "field", "header", "label", "k"})
 
-class Hiding(ast.NodeTransformer):
-    """Hides what goes by a name that has one of ``names`` in it, in any case: keyword arguments,
-    keys, fields, and a task's own parameters."""
+#: A text among others that may be the name of the next one: a URL or a sentence is none.
+NAME = re.compile(r"(?!\w+://)[\w.:/$\[\]=-]{1,80}")
 
-    def __init__(self, names: Iterable[str]) -> None:
-        words = "|".join(re.escape(name) for name in names if name) or r"(?!)"
-        self._secret = re.compile(words, re.IGNORECASE)
-        # Text that has a secret inside: a URL's query, JSON, XML; or, by any name, its password.
-        self._telling = re.compile(
-            rf"(?:{words})[\w-]*[\\\"']*\s*[:=>]|\w://[^\s/@]*:[^\s/@]+@", re.IGNORECASE
-        )
+#: Characters from which on a hidden value is looked for in a reason; shorter ones are in any text.
+VALUE_MIN_CHARS = 3
+
+#: Nodes of what ``repr`` writes. Others, as a comparison, are shown only if they name nothing.
+PLAIN = (
+    *(ast.Expression, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Call, ast.keyword),
+    *(ast.Name, ast.Attribute, ast.UnaryOp, ast.unaryop, ast.expr_context),
+)
+
+#: The name under which ``ast`` reads texts. It warns of odd ones, on the terminal of the page's
+#: process; the texts are a producer's, so it is not to.
+FILE = "<arguments of a job>"
+warnings.filterwarnings("ignore", module=re.escape(FILE))
+
+#: What ``ast`` can do to its caller over a text that is no expression, or a very deep one.
+NO_EXPRESSION = SyntaxError, ValueError, RecursionError, MemoryError
+
+
+class Hiding:
+    """Masks the arguments of jobs, and the texts that may quote them.
+
+    Arguments:
+        hide: names, or a callable that is asked for each name and returns True for a secret.
+    """
+
+    def __init__(self, hide: Hide) -> None:
+        self._is_secret: Callable[[str], bool] = is_named_by(hide)
+
+    def job(
+        self, record: Mapping[str, Any], parameters: Sequence[str] | None = ()
+    ) -> dict[str, Any]:
+        """Return a dead job's record with its arguments, its reason and its history masked. If the
+        user's callable raises, all of them are hidden."""
+        history = [dict(event) for event in record["history"]]
+        try:
+            hidden: list[str] = []
+            args = self._hide(record["args"], parameters, hidden)
+            kwargs = self._hide(record["kwargs"], (), hidden)
+            reason = self.text(str(record["reason"]), hidden)
+            for event in history:
+                event["reason"] = self.text(str(event["reason"]), hidden)
+        except HideFailed:
+            names = "args", "kwargs", "reason"
+            args, kwargs, reason = (_all_hidden(record[name]) for name in names)
+            for event in history:
+                event["reason"] = _all_hidden(event["reason"])
+        masked = {"args": args, "kwargs": kwargs, "reason": reason, "history": history}
+        return {**record, **masked}
 
     def hide(self, text: str, parameters: Sequence[str] | None = ()) -> str:
-        """A text that ``repr`` has made, of a sequence perhaps, whose elements are ``parameters``
-        (None: nobody knows, and they are hidden); what cannot be read is shown only if it names
-        nothing."""
-        if parameters is None:
-            return "***" if text not in ("", "()", "[]") else text
+        """Mask a text that ``repr`` has made, of a sequence perhaps, whose elements are
+        ``parameters`` (None: their names are unknown, and all of it is hidden)."""
         try:
-            tree = ast.parse(text, mode="eval")
+            return self._hide(text, parameters, [])
+        except HideFailed:
+            return _all_hidden(text)
+
+    def text(self, text: str, values: Iterable[str] = ()) -> str:
+        """Mask a sentence, a reason for example: ``values`` that were hidden elsewhere, passwords
+        and queries of URLs, and what follows the name of a secret, up to the end."""
+        for value in sorted(set(values), key=len, reverse=True):
+            text = re.sub(rf"(?<![^\W_]){re.escape(value)}(?![^\W_])", "***", text)
+        text = mask_urls(text)
+        named = next(filter(self._names_secret, NAMED.finditer(text)), None)
+        return text if named is None else f"{text[: named.end()]}***"
+
+    def _hide(self, text: str, parameters: Sequence[str] | None, hidden: list[str]) -> str:
+        """Mask a text, and add what was masked to ``hidden``."""
+        if parameters is None:
+            if text in ("", "()", "[]"):
+                return text
+            hidden += _values_of(text)
+            return "***"
+        masking = _Masking(self._is_secret, self._tells)
+        try:
+            tree = _parsed(text)
             if isinstance(tree.body, (ast.Tuple, ast.List)):
                 for at, (name, _) in enumerate(zip(parameters, tree.body.elts, strict=False)):
-                    if self._secret.search(name):
-                        tree.body.elts[at] = MASK
-            hidden = ast.unparse(self.visit(tree))
-            return hidden if MASK.id in hidden else text
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            names = any(map(self._secret.search, (text, *parameters)))
-            return "***" if text and (names or self._telling.search(text)) else text
+                    if self._is_secret(name):
+                        tree.body.elts[at] = masking.mask(tree.body.elts[at])
+            shown = ast.unparse(masking.visit(tree))
+        except NO_EXPRESSION:
+            if any(map(self._is_secret, (*re.findall(r"[\w.-]+", text), *parameters))):
+                hidden += _values_of(text)
+                return _all_hidden(text)
+            return mask_urls(text)
+        hidden += masking.values
+        return shown if masking.count else text
 
-    def _named(self, name: object) -> bool:
-        if isinstance(name, ast.Constant):
-            name = name.value
-        return isinstance(name, (str, bytes)) and bool(self._secret.search(_text(name)))
+    def _tells(self, text: str) -> bool:
+        """Return whether a text has a secret inside: JSON, XML, a header, a form."""
+        return any(map(self._names_secret, NAMED.finditer(text)))
+
+    def _names_secret(self, match: re.Match[str]) -> bool:
+        return self._is_secret(match["name"] or match["scheme"])
+
+
+class _Masking(ast.NodeTransformer):
+    """Replaces what goes by the name of a secret in the syntax tree of one text."""
+
+    def __init__(self, is_secret: Callable[[str], bool], tells: Callable[[str], bool]) -> None:
+        self._is_secret, self._tells = is_secret, tells
+        self.values: list[str] = []  #: the text of what was masked
+        self.count = 0  #: number of places that were masked
+
+    def mask(self, node: ast.AST) -> Any:
+        """Return the mask that stands in the place of ``node``."""
+        self.count += 1
+        self.values += _constants_of(node)
+        return MASK
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, PLAIN):
+            return super().visit(node)
+        # Nothing that ``repr`` writes. Where its parts belong is unknown, so it is all or nothing.
+        parts = re.findall(r"[\w.-]+", ast.unparse(node))
+        return self.mask(node) if any(map(self._is_secret, parts)) else node
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
-        self.generic_visit(node)
-        for at, key in enumerate(node.keys):
-            if self._named(key):
-                node.values[at] = MASK
+        """Mask values by their keys; of ``{"name": "password", "value": ...}`` all but the name."""
+        named = any(
+            key is not None and _text(key) in NAMING and self._is_secret(_name(value))
+            for key, value in zip(node.keys, node.values, strict=True)
+        )
+        for at, (key, value) in enumerate(zip(node.keys, node.values, strict=True)):
+            is_value = named and not (key is not None and _text(key) in NAMING)
+            if is_value or (key is not None and self._is_secret(_name(key))):
+                node.values[at] = self.mask(value)
+            else:
+                node.values[at] = self.visit(value)
+        node.keys = [key and self.visit(key) for key in node.keys]
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """What the ``repr`` of many objects looks like."""
-        if self._secret.search(ast.unparse(node.func)):
-            return MASK
-        return self.generic_visit(node)
-
-    def visit_keyword(self, node: ast.keyword) -> ast.AST:
-        if self._named(node.arg):
-            return ast.keyword(node.arg, MASK)
-        return self.generic_visit(node)
-
-    def _sequence(self, node: ast.Tuple | ast.List) -> ast.AST:
-        """A pair of a name and its value, too."""
-        self.generic_visit(node)
-        if len(node.elts) == 2 and self._named(node.elts[0]):
-            node.elts[1] = MASK
+        """Mask what the ``repr`` of many objects looks like: a class with its fields."""
+        if self._is_secret(ast.unparse(node.func)):
+            return self.mask(node)
+        named = any(
+            keyword.arg in NAMING and self._is_secret(_name(keyword.value))
+            for keyword in node.keywords
+        )
+        for keyword in node.keywords:
+            is_value = named and keyword.arg not in NAMING
+            if is_value or (keyword.arg is not None and self._is_secret(keyword.arg)):
+                keyword.value = self.mask(keyword.value)
+            else:
+                keyword.value = self.visit(keyword.value)
+        node.args = self._sequence(node.args)
         return node
 
-    visit_Tuple = visit_List = _sequence
+    def visit_List(self, node: ast.List) -> ast.AST:
+        node.elts = self._sequence(node.elts)
+        return node
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.AST:
+        node.elts = self._sequence(node.elts)
+        return node
+
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        node.elts = self._sequence(node.elts)
+        return node
+
+    def _sequence(self, elements: list[ast.expr]) -> list[ast.expr]:
+        """Mask each element that stands after the name of a secret: a pair, or ``--password x``."""
+        shown: list[ast.expr] = []
+        after_name = False
+        for element in elements:
+            shown.append(self.mask(element) if after_name else self.visit(element))
+            name = _name(element)
+            after_name = bool(NAME.fullmatch(name)) and self._is_secret(name)
+        return shown
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        text = node.value if isinstance(node.value, (str, bytes)) else ""
-        return MASK if self._telling.search(_text(text)) else node
+        """Mask within a text: of JSON or a ``repr`` its parts, of a URL its secret parts."""
+        text = _text(node)
+        if not text:
+            return node
+        if text[0] in "{[(":
+            inner = _Masking(self._is_secret, self._tells)
+            try:
+                shown = ast.unparse(inner.visit(_parsed(text)))
+            except NO_EXPRESSION:
+                inside = any(map(self._is_secret, re.findall(r"[\w.-]+", text)))
+                return self.mask(node) if inside else self._with_urls(node, text)
+            self.count += inner.count
+            self.values += inner.values
+            return _like(node, shown) if inner.count else node
+        return self._with_urls(node, text)
+
+    def _with_urls(self, node: ast.Constant, text: str) -> ast.AST:
+        shown = mask_urls(text)
+        if self._tells(without_urls(text)):  # by its own words, and not by those of its URLs
+            return self.mask(node)
+        if shown == text:
+            return node
+        self.count += 1
+        self.values.append(text)
+        return _like(node, shown)
 
 
-def _text(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode(errors="replace")
+def _parsed(text: str) -> ast.Expression:
+    """Return the syntax tree of a text; raises NO_EXPRESSION."""
+    return ast.parse(text, FILE, mode="eval")
+
+
+def _name(node: ast.AST) -> str:
+    """Return what a node says if it is a name: a text, or a word as in ``<Key.PASSWORD>``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else _text(node)
+
+
+def _text(node: ast.AST | None) -> str:
+    """Return the text of a constant; empty if it is none."""
+    value = node.value if isinstance(node, ast.Constant) else ""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else ""
+
+
+def _like(node: ast.Constant, text: str) -> ast.Constant:
+    """Return a constant with another text, of bytes where it was of bytes."""
+    return ast.Constant(text.encode() if isinstance(node.value, bytes) else text)
+
+
+def _constants_of(node: ast.AST) -> list[str]:
+    """Return the constants in a tree as texts, as a reason may quote them."""
+    found = [part for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    texts = [_text(part) or repr(part.value) for part in found if not _is_word(part.value)]
+    quoted = [repr(text)[1:-1] for text in texts]
+    return [text for text in (*texts, *quoted) if len(text) >= VALUE_MIN_CHARS]
+
+
+def _is_word(value: object) -> bool:
+    """Return whether a constant is ``None``, ``True``, ``False`` or ``...``, which hide nothing."""
+    return isinstance(value, (bool, type(None), type(...)))
+
+
+def _values_of(text: str) -> list[str]:
+    """Return the values in a text of arguments that is hidden whole, as far as it can be read."""
+    try:
+        return _constants_of(_parsed(text))
+    except NO_EXPRESSION:
+        words = re.findall(r"[\w+/=.@-]+", text)
+        return [word for word in words if len(word) >= VALUE_MIN_CHARS]
+
+
+def _all_hidden(text: object) -> str:
+    return "***" if text else ""
 
 
 def parameters_of(app: Celery, task: str | None) -> list[str] | None:

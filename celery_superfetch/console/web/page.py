@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from ...errors import JobNotFound, SuperfetchError
 from ...model.words import number
 from .access import Access, Headers
-from .hiding import HIDE
+from .secret_names import HIDE, Hide
 from .seen import BUSY_S, Busy, Seen
 from .shown import ENDS, FILTERS, JOB_STATES, shown
 
@@ -47,7 +47,7 @@ def create_app(
     celery_app: Celery,
     read_only: bool = True,
     token: str | None = None,
-    hide: Iterable[str] = HIDE,
+    hide: Hide = HIDE,
 ) -> Starlette:
     """The page of a Celery app, to serve or to mount.
 
@@ -57,7 +57,10 @@ def create_app(
         read_only: nobody can retry, delete, kill or revoke a job from here.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
             None: whoever gets here may look, so mount it behind a login of your own.
-        hide: arguments with one of these in their names are shown as ``***``.
+        hide: names of secrets; an argument, key or field is shown as ``***`` if one of them is in
+            its name, without regard to case, ``-`` and ``_``. Or a callable, which is called with
+            each name and returns whether it is a secret's; if it raises, all arguments of that job
+            are hidden.
 
     Raises:
         ConfigError: the token is too short, or not ASCII.
@@ -82,9 +85,7 @@ def create_app(
 
 
 class Page:
-    def __init__(
-        self, celery_app: Celery, read_only: bool, access: Access, hide: Iterable[str]
-    ) -> None:
+    def __init__(self, celery_app: Celery, read_only: bool, access: Access, hide: Hide) -> None:
         self._app, self._read_only, self._access = celery_app, read_only, access
         self._seen = Seen(celery_app, hide)
         self._templates = Environment(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import nullcontext
 from time import monotonic
 from typing import Any, TypeVar
@@ -17,10 +17,12 @@ from ... import DeadSet
 from ...errors import JobNotFound, SuperfetchError
 from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import DeadFilter, DeadJob, utc
-from ..health import judge
+from ..health import judged
 from ..jobs import PAGE_READS_MOST, Look, Which
 from ..killing import kill, named
+from ..overview import overview_of
 from .hiding import Hiding, parameters_of
+from .secret_names import Hide
 
 T = TypeVar("T")
 Question = Callable[[Inspector], T]
@@ -65,7 +67,7 @@ class Busy(SuperfetchError):
 class Seen:
     """Reads for the page. From a server that fails it comes back with a new connection."""
 
-    def __init__(self, app: Celery, hide: Iterable[str]) -> None:
+    def __init__(self, app: Celery, hide: Hide) -> None:
         self.app = app
         self._hiding = Hiding(hide)
         #: Held for no longer than it takes to look into what is here.
@@ -148,10 +150,15 @@ class Seen:
     def overview(self) -> dict[str, Any]:
         """An overview as it is ``Judged``, and the ``rates`` of its queues."""
 
-        def judged(inspector: Inspector) -> dict[str, Any]:
-            return {**judge(inspector)._asdict(), "rates": self._rates(inspector)}
+        def look(inspector: Inspector) -> dict[str, Any]:
+            overview = overview_of(inspector)
+            if newest := overview["dead_set"]["newest"]:  # a finding tells its reason
+                job = inspector.dead_set.exact(newest["id"])
+                # It may have been retried meanwhile, and then what to hide is not known.
+                newest["reason"] = self._hidden(job)["reason"] if job else "***"
+            return {**judged(overview)._asdict(), "rates": self._rates(inspector)}
 
-        return self._kept(OVERVIEW, judged)
+        return self._kept(OVERVIEW, look)
 
     def jobs(self, state: str) -> dict[str, Any]:
         """The first jobs in flight of this state."""
@@ -182,7 +189,8 @@ class Seen:
         def search(dead: DeadSet) -> dict[str, Any]:
             size, at, jobs = len(dead), first, list[DeadJob]()
             while at < min(size, first + LOOKS) and len(jobs) < PAGE:
-                jobs += [job for job in dead.page(at, PAGE) if which.takes(job, dead.separator)]
+                some = (job for job in dead.page(at, PAGE) if which.takes(job, dead.separator))
+                jobs += self._shown_by(some, asked)
                 at += PAGE
             shown, now = [*map(self._hidden, jobs)], utc(dead.database.server_time() / 1000)
             return {"jobs": shown, "size": size, "next": at if at < size else None, "now": now}
@@ -191,12 +199,22 @@ class Seen:
 
     def count_dead(self, asked: dict[str, str]) -> int:
         """Return how many dead jobs meet the conditions; with none, all."""
-        patterns = _patterns(asked)
-        return self.dead_set(lambda d: sum(1 for _ in d.find(**patterns)) if asked else len(d))
+
+        def count(dead: DeadSet) -> int:
+            if not asked:
+                return len(dead)
+            return sum(1 for _ in self._shown_by(dead.find(**_patterns(asked)), asked))
+
+        return self.dead_set(count)
 
     def retry_all(self, asked: dict[str, str]) -> list[Any]:
         """Put all back that are meant; a ``Retried`` of each."""
-        return self.dead_set(lambda dead: dead.retry_all(**_patterns(asked)))
+
+        def retry(dead: DeadSet) -> list[Any]:
+            jobs = dead.find(oldest_first=True, **_patterns(asked))
+            return dead.retry_many(self._shown_by(jobs, asked))
+
+        return self.dead_set(retry)
 
     def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
         """Those in flight that are dead by now, and what is to be said of the others."""
@@ -231,15 +249,27 @@ class Seen:
         """A dead set for each use: it counts the failures of the result backend."""
         return lambda inspector: use(DeadSet(self.app, inspector.database.client))
 
+    def _shown_by(self, jobs: Iterable[DeadJob], asked: dict[str, str]) -> Iterator[DeadJob]:
+        """Yield those jobs whose reason, as it is shown, has the text that is asked for. If the
+        stored reason were searched, a visitor could guess what it hides."""
+        part = asked.get("reason", "").casefold()
+        for job in jobs:
+            if not part or part in str(self._hidden(job)["reason"]).casefold():
+                yield job
+
     def _hidden(self, job: DeadJob) -> dict[str, Any]:
         """A job without its secrets; and without its payload, which has them all."""
         record = job.as_dict()
         del record["payload"]
-        args = self._hiding.hide(record["args"], parameters_of(self.app, job.task))
-        return {**record, "args": args, "kwargs": self._hiding.hide(record["kwargs"])}
+        return self._hiding.job(record, parameters_of(self.app, job.task))
 
 
 def _patterns(asked: dict[str, str]) -> dict[str, Any]:
-    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough."""
-    task = asked.get("task", "*")
-    return {**asked, **({"task": task if "*" in task else f"*{task}*"} if "task" in asked else {})}
+    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough. A reason is in
+    what is stored if it is in what is shown, unless it has the mask."""
+    patterns = dict(asked)
+    if "task" in asked and "*" not in asked["task"]:
+        patterns["task"] = f"*{asked['task']}*"
+    if "*" in asked.get("reason", ""):
+        del patterns["reason"]
+    return patterns

@@ -20,6 +20,7 @@ from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.console import listener
 from celery_superfetch.model import forks, permit
+from celery_superfetch.model.foreign import describe, message_of
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
 from celery_superfetch.model.step import Run
@@ -44,7 +45,9 @@ from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
 from celery_superfetch.worker import handover as starts
 from celery_superfetch.worker import maintenance as maintenance_of
-from celery_superfetch.worker import prefork, steps, unreceivable
+from celery_superfetch.worker import prefork, steps, unknown_tasks, unreceivable
+from celery_superfetch.worker import request as request_of_jobs
+from celery_superfetch.worker import settling as settling_of_jobs
 from celery_superfetch.worker.handover import Handover
 from celery_superfetch.worker.maintenance import MaintenanceThread
 from celery_superfetch.worker.request import CountedRequest
@@ -529,3 +532,10 @@ def caps_of_their_own() -> None:
     """Messages that never ran count in the cap of the jobs that did."""
     cap_of = dead_set.cap_of
     dead_set.cap_of = lambda recovery, *place: cap_of(replace(recovery, never_ran=False), *place)
+
+
+def reasons_without_values() -> None:
+    """A reason has the text of the error that was raised."""
+    for module in (unreceivable, settling_of_jobs, unknown_tasks):
+        module.kind_of = describe
+    request_of_jobs.name_of_raised = message_of

@@ -6,6 +6,8 @@ import pytest
 from celery import Celery
 
 from celery_superfetch.console.web.hiding import HIDE, Hiding, parameters_of
+from celery_superfetch.console.web.secret_names import is_named_by
+from celery_superfetch.console.web.secret_urls import mask_urls
 
 HIDING = Hiding(HIDE)
 
@@ -29,6 +31,24 @@ HIDING = Hiding(HIDE)
         "('redis://:S3CRET@cache/0',)",
         "{'dsn': b'amqp://shop:S3CRET@10.0.0.1//'}",
         "(<Engine postgresql://shop:S3CRET@db/shop>,)",
+        "{'name': 'X-Api-Key', 'value': 'S3CRET'}",
+        "[{'key': 'db password', 'stringValue': b'S3CRET', 'n': 1}]",
+        "(Header(name='api-key', value='S3CRET'), Header('Bearer', 'S3CRET'))",
+        "(['curl', '--pass', 'S3CRET', '-u', 'a'],)",
+        "('token', 'S3CRET', 3)",
+        "['password', 'token', 'S3CRET']",
+        "('Authorization: Bearer S3CRET',)",
+        "('bearer S3CRET',)",
+        """('{"headers": [{"name": "x_api_key", "value": "S3CRET"}]}',)""",
+        """('[["csrf", "S3CRET"]]', 1)""",
+        "{password: 'S3CRET'}",
+        "{Key.PASSWORD: 'S3CRET'}",
+        "(password == 'S3CRET',)",
+        "(lambda password='S3CRET': 1)",
+        "('https://S3CRET@git/', 'https://shop/cb?code=S3CRET&S3CRET#id_token=S3CRET')",
+        "(<Request https://shop/cb?code=S3CRET>,)",
+        "('redis://:pa/S3CRET@cache/0',)",
+        "('see redis://:S3CRET@cache/0, and amqp://a:S3CRET@mq//',)",
     ],
 )
 def test_a_secret_is_hidden(text):
@@ -41,7 +61,8 @@ def test_a_secret_is_hidden(text):
     "text",
     [
         *("", "()", "('a',  7)", "{'to': 'a@b', 'n': 1.50}", "(<User a>,)", "(not shown: pickle)"),
-        *("(", "('http://shop:8080/a?b=c@d', 'redis://user@cache/0')"),
+        *("(", "('http://shop:8080/a/@b#c', 'redis://[::1]:6379/0', {'author': 'A', 'n': -1})"),
+        *("('a', 'b', 3)", "{'name': 'size', 'value': 3}", "Point(x=1, y=2j)", "('a = b, c: d',)"),
     ],
 )
 def test_what_is_no_secret_stays_as_it_is(text):
@@ -50,6 +71,81 @@ def test_what_is_no_secret_stays_as_it_is(text):
 
 def test_what_is_hidden_leaves_its_neighbours():
     assert HIDING.hide("{'to': 'a', 'token': 'S3CRET'}") == "{'to': 'a', 'token': ***}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("password", "db_password", "userPass", "dbpass", "PWD", "pwd_hash", "clientSecret"),
+        *("api-key", "X-Api-Key", "apiKey", "APIKEY", "api_key_id", "privateKey", "private-key"),
+        *("access_key", "AWS_ACCESS_KEY_ID", "auth", "x-auth", "authHeader", "authorization"),
+        *("oauth", "jwt", "idJWT", "bearer", "otp", "o-t-p", "otp_code", "ssn", "userSSN", "s.s.n"),
+        *("csrf", "csrfmiddlewaretoken", "signature", "X-Amz-Signature", "dsn", "SENTRY_DSN"),
+        *("creds", "aws_creds", "credential", "sessionid", "cookies", "cardNumber", "cvv2", "iban"),
+    ],
+)
+def test_the_name_of_a_secret(name):
+    assert is_named_by(HIDE)(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("author", "authors", "passenger_count", "passed", "compass", "class_name", "className"),
+        *("process_name", "address_no", "root_path", "rootPath", "records_name", "footprint"),
+        *("wildcard", "discarded", "cardinality", "key", "id", "name", "user", "amount", "", "-"),
+    ],
+)
+def test_no_name_of_a_secret(name):
+    assert not is_named_by(HIDE)(name)
+
+
+def test_words_of_the_user_stand_instead_of_the_list():
+    assert Hiding(["shoe-size"]).hide("{'shoeSize': 1, 'password': 2}") == (
+        "{'shoeSize': ***, 'password': 2}"
+    )
+    assert Hiding("pin").hide("{'pin': 1, 'p': 2}") == "{'pin': ***, 'p': 2}", "a word by itself"
+    assert Hiding(["", "-"]).hide("{'-': 1}") == "{'-': 1}"
+
+
+def test_a_callable_is_asked_for_each_name_and_hides_all_if_it_raises():
+    asked: list[str] = []
+
+    def hide(name: str) -> bool:
+        asked.append(name)
+        return name == "pin"
+
+    assert Hiding(hide).hide("('a', {'pin': 1, 'n': 2})", ["x"]) == "('a', {'pin': ***, 'n': 2})"
+    assert {"x", "pin", "n"} <= {*asked}
+    assert Hiding(lambda name: 1 / 0).hide("{'n': 2}") == "***"  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:pw@cache:6379/0", "redis://***@cache:6379/0"),
+        ("redis://user:p%40w@cache/0?ssl=1", "redis://***@cache/0?ssl=***"),
+        ("https://key@sentry.example/42", "https://***@sentry.example/42"),
+        ("https://u:p@h/a/@b/c", "https://***@b/c"),
+        ("https://h/a?x=1&y&z=", "https://h/a?x=***&***&z=***"),
+        ("https://h/a#top", "https://h/a#top"),
+        ("https://h/a#t=1&u", "https://h/a#t=***&u"),
+        ("https://h:8080/a", "https://h:8080/a"),
+        ("https://@h/", "https://***@h/"),
+        ("no://", "no://"),
+    ],
+)
+def test_a_url_without_its_secrets(url, shown):
+    assert mask_urls(url) == shown
+    assert mask_urls(f"a {url} b {url}") == f"a {shown} b {shown}"
+
+
+def test_a_sentence_is_masked_from_a_name_on_and_where_it_quotes_what_is_hidden():
+    text = "it raised: no card S3CRET-1 at https://u:p@h/, password='S3CRET' (line 3)"
+    shown = HIDING.text(text, ["S3CRET-1", "no"])
+    assert shown == "it raised: *** card *** at https://***@h/, password=***"
+    reason = "cannot be received: KeyError (auth/token.py, line 12); no other live worker"
+    assert HIDING.text(reason) == reason, "where it was raised is no secret"
 
 
 def test_other_names_and_none():
