@@ -27,7 +27,6 @@ from .store.registry import Registry
 from .store.runs import RunCounts, Runs
 from .store.unacked import Unacked
 from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
-from .store.wire.tls import WrongScheme
 from .store.wire.trouble import advice_for
 from .store.wire.urls import client_at
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:  # a probe waits for neither
     from redis import Redis
 
 __all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place", "RunCounts"]
-__all__ += ["WrongScheme", "advice_for"]
+__all__ += ["advice_for"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING"]
 
 #: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.

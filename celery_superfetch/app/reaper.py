@@ -49,7 +49,10 @@ def note(reaper: Reaper, report: Report, by: str = "") -> None:
     nobody consumes, too. What that takes counts as time of the pass."""
     here, started = ProcessImage.current(), monotonic()
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
-    Queues(reaper.database).note_waiting(lists)
+    queues = Queues(reaper.database)
+    # Jobs that come after the last worker of a queue has left would have no age otherwise.
+    abandoned = queues.filled({*reaper.registry.served()} - lists)
+    queues.note_waiting([*lists, *abandoned])
     report.seconds += monotonic() - started
     reaper.history.passed(
         {

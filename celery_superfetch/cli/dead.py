@@ -72,6 +72,7 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
     jobs, has_more = [job.as_dict() for job in page[:count]], len(page) > count
 
     def text() -> None:
+        from ..model.words import number
         from .tables import DEAD_JOB, DEAD_SPARE
 
         tables, now = session.tables, session.reaper.database.server_time()
@@ -81,13 +82,16 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
         rows = (tables.dead_row(_shown(session, job), now) for job in jobs)
         tables.table(DEAD_JOB, rows, DEAD_SPARE)
         if jobs:
-            of = "those that meet the conditions" if picked else f"{size} jobs"
+            of = "those that meet the conditions" if picked else number(size, "job")
             rest = f" More: --first {first + len(jobs)}." if has_more else ""
             tables.line(f"{first + 1} to {first + len(jobs)} of {of}, the newest first.{rest}")
         elif picked and size:
-            tables.line(f"None of the {size} jobs from number {first + 1} on meets the conditions.")
+            jobs_there = number(size, "job")
+            tables.line(
+                f"None of the {jobs_there} from number {first + 1} on meets the conditions."
+            )
         else:
-            tables.line(f"It has only {size} jobs." if size else "The dead set is empty.")
+            tables.line(f"It has only {number(size, 'job')}." if size else "The dead set is empty.")
 
     session.say({"size": size, "more": has_more, "jobs": jobs}, text)
 
@@ -166,12 +170,14 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
         warn(text)
     if len(warnings) > 1 and not each:
         warn(f"and so it is with {len(warnings) - 1} more results")
+    from ..model.words import number
+
     lines = [
         f"Put back on {_queue(session, row.queue)}: {row.task}[{row.task_id or row.id}]"
         for row in rows
     ]
     if not each:
-        lines = [f"Put back {len(rows)} of {len(done)} jobs."]
+        lines = [f"Put back {len(rows)} of {number(len(done), 'job')}."]
     fields = ("id", "task", "task_id", "queue")
     retried = [{name: getattr(row, name) for name in fields} for row in rows]
     session.end({"retried": retried}, errors, lines)
@@ -214,9 +220,12 @@ def dead_delete(session: Session, ids: tuple[str, ...], yes: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def dead_purge(session: Session, yes: bool) -> None:
     """Delete all jobs of the dead set for good."""
+    from ..model.words import number
+
     size = len(session.dead_set)
     if size and not yes:
-        click.confirm(f"Delete all {size} jobs of the dead set for good?", abort=True, err=True)
+        jobs = "the only job" if size == 1 else f"all {size} jobs"
+        click.confirm(f"Delete {jobs} of the dead set for good?", abort=True, err=True)
     with interruptible(lambda: f"{size - len(session.dead_set)} of {size} jobs were deleted."):
         deleted = session.dead_set.purge()
-    session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {deleted} jobs."))
+    session.say({"deleted": deleted}, lambda: click.echo(f"Deleted {number(deleted, 'job')}."))

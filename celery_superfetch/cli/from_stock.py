@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import StillInUse
 from ..model.job import parse
+from ..model.words import number
 from ..store.database import chunks
 from ..store.queues import Queues
 from ..store.unacked import Delivery, StockConsumer, Unacked
@@ -94,15 +95,16 @@ def take_over(
 
 
 def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:
+    unacked = f"{number(jobs, 'job')} {'is' if jobs == 1 else 'are'} unacked"
     if consumers is None:
         return (
-            f"nothing was moved. {jobs} jobs are unacked, and who holds them cannot be known: "
+            f"nothing was moved. {unacked}, and who holds them cannot be known: "
             "CLIENT LIST is forbidden. Allow it to this user (+client|list), or make sure that no "
             "stock worker runs on this database, and add --force"
         )
     rows = "".join(f"\n  {consumer}" for consumer in consumers)
     return (
-        f"nothing was moved. {jobs} jobs are unacked, and connections that consume as stock "
+        f"nothing was moved. {unacked}, and connections that consume as stock "
         f"workers do are open on this database. Their workers may hold these jobs:{rows}\n"
         "Stop the stock workers by TERM and wait until they have ended (--wait SECONDS waits for "
         "it). A machine that is gone for good leaves its connection for a while: CLIENT KILL ID. "

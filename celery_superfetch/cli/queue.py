@@ -48,8 +48,9 @@ def forget(session: Session, name: str) -> None:
         session.tables.line(f"Forgot queue {name}.")
         if jobs:
             celery = words.command().removesuffix(" superfetch")
+            remain, them = ("remains", "it") if jobs == 1 else ("remain", "them")
             session.tables.line(
-                f"{words.number(jobs, 'job')} on it remain in Redis: delete them with "
+                f"{words.number(jobs, 'job')} on it {remain} in Redis: delete {them} with "
                 f"`{celery} purge -Q {shlex.quote(name)}`, or start a worker that consumes it."
             )
 

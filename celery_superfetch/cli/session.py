@@ -183,7 +183,8 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     except (RedisError, OperationalError) as exc:  # the latter where Celery sends something
         url = _uri(app)
         advice = advice_for(exc, url)
-        text = f"the broker ({url}) cannot be asked: {exc}{advice and f': {advice}'}{hint}"
+        why = f"{str(exc).rstrip('.')}: {advice}" if advice else str(exc)
+        text = f"the broker ({url}) cannot be asked: {why}{hint}"
         raise Unreachable(text) from exc
     finally:
         waits.cancel()

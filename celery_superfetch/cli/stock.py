@@ -123,12 +123,14 @@ def _say(session: Session, report: Any, lines: Iterable[str]) -> None:
 
 
 def _migrated(report: Migrated) -> Iterator[str]:
+    from ..model.words import number
+
     consumers = [
         f"a stock consumer is connected: {consumer}" for consumer in report.consumers or ()
     ]
     _warn_of(consumers, "stock consumers are connected")
     verb = "Would take over" if report.dry_run else "Took over"
-    yield f"{verb} {report.taken} of {report.found} unacked jobs{_where(report.queues)}."
+    yield f"{verb} {report.taken} of {number(report.found, 'unacked job')}{_where(report.queues)}."
     if report.gone:
         yield f"{report.gone} were acked or delivered anew meanwhile: left."
     for job in report.left[:MOST_ERRORS]:
@@ -152,7 +154,7 @@ def _drained(report: Drained) -> Iterator[str]:
     if len(report.owners) > MOST_ERRORS:
         yield f"and {len(report.owners) - MOST_ERRORS} more workers: --json has them all."
     verb = "Would give back" if report.dry_run else "Gave back"
-    yield f"{verb} {report.given_back} jobs{_where(report.queues)}."
+    yield f"{verb} {number(report.given_back, 'job')}{_where(report.queues)}."
     for jobs, where in (
         (report.in_flight, "in private lists"),
         (report.parked, "parked"),
@@ -165,11 +167,11 @@ def _drained(report: Drained) -> Iterator[str]:
         yield f"{verb} {number(len(rows), 'row')} of django-celery-beat: {', '.join(rows)}."
     if report.dead_set:
         yield (
-            f"The dead set keeps its {report.dead_set} jobs: `dead list` shows them, `dead retry` "
-            "puts one back on its queue."
+            f"The dead set keeps its {number(report.dead_set, 'job')}: `dead list` shows what is "
+            "there, `dead retry` puts a job back on its queue."
         )
     if report.keys:
-        yield f"{report.keys} keys of bookkeeping are left; they hold no job."
+        yield f"{number(report.keys, 'key')} of bookkeeping left; no job is there."
 
 
 def _warn_of(warnings: Sequence[str], what: str) -> None:

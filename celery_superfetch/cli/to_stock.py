@@ -171,7 +171,8 @@ def _refusal(alive: list[dict[str, Any]]) -> str:
     here = (Reason.RUNNING.value, Reason.RUNNING_SILENT.value)
     rows = ""
     for row in alive[:NAMED]:
-        held = "{owner}: {in_flight} jobs in flight, last heartbeat {heartbeat_age:.0f} s ago"
+        jobs = number(row["in_flight"], "job")
+        held = f"{{owner}}: {jobs} in flight, last heartbeat {{heartbeat_age:.0f}} s ago"
         advice = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
         if row["reason"] in here:
             advice = "{reason}: kill -TERM {pid}"

@@ -7,9 +7,13 @@ from typing import Any
 
 from ..model.facts import HUNG, SILENT, STOPPING
 from ..model.silence import watch_time
+from ..model.verdict import Reason
 from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
 from .overview import LATELY
+
+#: Why a worker was declared dead whose process may still run.
+MAY_RUN = {reason.value for reason in (Reason.HUNG, Reason.DISCONNECTED, Reason.SILENT)}
 
 #: Passes that may be missing before that is a finding: one may last, one is another worker's.
 LATE_PASSES = 6
@@ -78,7 +82,8 @@ def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
     """Say what a stopping worker waits for, and for how long."""
     waits, seconds = owner["stopping_for"], owner["longest_run"]
     runs = f"{number(owner['running'], 'running job')}"
-    longest = f", of which one has run for {span(seconds)}" if seconds else ""
+    which = "which" if owner["running"] == 1 else "of which one"
+    longest = f", {which} has run for {span(seconds)}" if seconds else ""
     what = f"waits for {runs}{longest}" if owner["running"] else "runs no job any more"
     text = f"worker {name} has been stopping for {span(waits)} and {what}; it claims no more jobs"
     fix = (
@@ -129,11 +134,32 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
     away = [row for row in overview["deaths"] if (row["node"] or None) not in back]
     lately = [row for row in away if passed(row["at"], now) <= LATELY]
     for row in lately[:1]:
-        name, jobs = row["node"] or row["owner"], number(row["recovered"], "job")
-        queues = "its queue" if row["recovered"] == 1 else "their queues"
-        text = (
-            f"worker {name} died {ago(row['at'], now)} ({row['reason']}), its {jobs} went back to"
-        )
-        suffix = f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
+        name, reason = row["node"] or row["owner"], row["reason"]
+        may_run = reason in MAY_RUN
+        verb = "was declared dead" if may_run else "died"
+        text = f"worker {name} {verb} {ago(row['at'], now)} ({reason}), {_fate(row)}"
+        text += f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
         fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
-        yield Finding("note", "worker-died", f"{text} {queues}{suffix}", fix)
+        if reason == Reason.HUNG.value:
+            fix = (
+                f"its process still hangs unless somebody ended it: see on {row['host']} what it "
+                f"waits for (py-spy dump --pid {row['pid']}), then restart it"
+            )
+        elif may_run:
+            fix = (
+                f"see whether host {row['host']} runs and reaches the server: if pid {row['pid']} "
+                "still runs there, restart it"
+            )
+        yield Finding("note", "worker-died", text, fix)
+
+
+def _fate(death: Mapping[str, Any]) -> str:
+    """Say what became of the jobs of a dead worker."""
+    recovered, killed = death["recovered"], death["killed"]
+    parts = []
+    if recovered:
+        queues = "its queue" if recovered == 1 else "their queues"
+        parts.append(f"its {number(recovered, 'job')} went back to {queues}")
+    if killed:
+        parts.append(f"{number(killed, 'job')} of it went to the dead set")
+    return " and ".join(parts) or "it held no job"

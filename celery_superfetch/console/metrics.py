@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from celery import Celery
 
-from ..errors import ConfigError
-from ..inspector import PATIENCE, Counts, Inspector, RunCounts
+from ..errors import ConfigError, SuperfetchError
+from ..inspector import PATIENCE, Counts, Inspector, RunCounts, advice_for
 from ..model import forks
 from ..model.arguments import printable
 from ..model.facts import HUNG, SILENT
@@ -102,7 +102,9 @@ class Metrics(Collector):
                 self._found = overview_of(inspector), *counts
         except Exception as exc:
             self._found = None
-            logger.warning("Metrics could not ask the broker: %s", exc)
+            advice = "" if isinstance(exc, SuperfetchError) else advice_for(exc)
+            why = f"{str(exc).rstrip('.')}: {advice}" if advice else exc
+            logger.warning("Metrics could not ask the broker: %s", why)
         finally:
             self._ended = monotonic()
 

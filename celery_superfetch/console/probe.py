@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ..inspector import Inspector, WrongScheme, advice_for
+from ..errors import SuperfetchError
+from ..inspector import Inspector, advice_for
 from ..model.arguments import printable
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
@@ -56,15 +57,16 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         try:
             answers.append(_ask(options, app))
         except Exception as exc:
-            why, advice = str(exc), advice_for(exc, getattr(options, "broker", ""))
-            fix = advice or ("" if isinstance(exc, WrongScheme) else fix)
+            why, fix = str(exc), advice_for(exc, getattr(options, "broker", ""))
+            if isinstance(exc, SuperfetchError):  # it says itself what to do
+                fix = ""
 
     # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(options.timeout)
     if not answers:
-        text = f"the broker cannot be asked: {why}{fix and f': {fix}'}"
+        text = f"the broker cannot be asked: {why.rstrip('.')}" + (f": {fix}" if fix else "")
         answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]

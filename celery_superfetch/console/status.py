@@ -73,8 +73,9 @@ def _owners(tables: Tables, owners: Rows, reaped: Mapping[str, int], wide: bool)
     if not owners:
         tables.line("No worker is registered: none of an app with install() runs.")
     if tombs := reaped["owners"]:
-        jobs = reaped["in_flight"]
-        tables.line(f"Reaped lately: {tombs}; {jobs} jobs of theirs are left to the next pass.")
+        jobs, are = number(reaped["in_flight"], "job"), "is" if reaped["in_flight"] == 1 else "are"
+        workers = number(tombs, "worker")
+        tables.line(f"Reaped lately: {workers}; {jobs} of which {are} left to the next pass.")
 
 
 def _owner(row: Mapping[str, Any]) -> dict[str, object]:
@@ -118,7 +119,7 @@ def _facts(overview: dict[str, Any]) -> Iterator[str]:
     else:
         yield (
             f"Last pass: {span(last['age'])} ago by {last['by']}, "
-            f"{number(last['owners'], 'worker')}, {last['recovered']} jobs recovered, "
+            f"{number(last['owners'], 'worker')}, {number(last['recovered'], 'job')} recovered, "
             f"{last['killed']} killed, {number(last['errors'], 'error')}, {last['seconds']:g} s"
         )
     for row in overview["beats"]:

@@ -17,6 +17,11 @@ class Outage:
         self._began: float | None = None  # monotonic s; None: the last try succeeded
         self._next_line = 0.0
 
+    @property
+    def lasts(self) -> bool:
+        """Whether the last try failed."""
+        return self._began is not None
+
     def failed(self, text: str, *values: object) -> None:
         """Log a failed try as a warning, if a line is due; else at DEBUG."""
         now = monotonic()

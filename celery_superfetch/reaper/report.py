@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ..model.verdict import Reason
+from ..model.words import number
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Report:
         verb = "would recover" if self.dry_run else "recovered"
         reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
         return (
-            f"reap: {len(self.dead)} of {self.owners} workers dead, {verb} {self.recovered} jobs, "
-            f"killed {self.killed}, errors {self.errors}, {self.seconds:.3f} s"
-            + (f" ({reasons})" if reasons else "")
+            f"reap: {len(self.dead)} of {number(self.owners, 'worker')} dead, {verb} "
+            f"{number(self.recovered, 'job')}, killed {self.killed}, errors {self.errors}, "
+            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
         )

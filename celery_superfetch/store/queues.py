@@ -38,6 +38,14 @@ class Queues(Structure):
         )
         return {n: age for n, age in zip(names, ages, strict=True) if isinstance(age, int)}
 
+    def filled(self, names: Iterable[str]) -> list[str]:
+        """Return those of some queue lists that have a job."""
+        queue_lists = [*names]
+        sizes = self._at_once([("LLEN", self.keys.queue(n)) for n in queue_lists], errors=True)
+        return [
+            n for n, size in zip(queue_lists, sizes, strict=True) if isinstance(size, int) and size
+        ]
+
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
         its age, which no message tells. ``notes``: from now on, where it was not known."""

@@ -51,7 +51,8 @@ class MaintenanceThread(threading.Thread):
         super().__init__(name="superfetch-maintenance", daemon=True)
         self.over = threading.Event()
         self._rounds = cache(partial(Rounds, app))
-        self._outage = Outage(logger)
+        #: Each owner may be on a server of its own.
+        self._outage_of = cache(lambda owner: Outage(logger))
 
     def run(self) -> None:
         forks.mark_thread()
@@ -61,16 +62,21 @@ class MaintenanceThread(threading.Thread):
             for owner in owners_here():
                 if not owner.name:
                     continue
+                outage: Outage = self._outage_of(owner)
                 try:
                     with forks.kept_off():
                         rounds = self._rounds(owner)
                         owner.catch_up()
+                    if outage.lasts:
+                        # Most rounds ask the server nothing. If one of these ended the outage, the
+                        # log would say each few seconds that the server answers again.
+                        rounds.reaper.database.server_time()
                     rounds.go(monotonic())
                     if rounds.passes:
                         pause = 0.0
-                    self._outage.ended("Maintenance: the server answers")
+                    outage.ended("Maintenance: the server answers")
                 except (RedisError, OSError) as exc:
-                    self._outage.failed(
+                    outage.failed(
                         "Maintenance cannot ask the server (%s). This worker finds no dead workers "
                         "until it can; it tries again every %g s.",
                         exc,

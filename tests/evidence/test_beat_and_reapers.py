@@ -18,7 +18,7 @@ def test_beat_reaps_when_no_worker_looks_after_the_others(worker, beat, shop, le
     always(lambda: db.owner_of("running") == owner, during=3, message="the control: no reaper")
     beat(options=QUICK)
     eventually(lambda: ledger.runs()["running"] == 2, message="it runs again")
-    other.wait_log("reap: 1 of 2 workers dead, recovered 1 jobs")
+    other.wait_log("reap: 1 of 2 workers dead, recovered 1 job")
     ledger.release()
     eventually(lambda: ledger.finishes())
     assert ledger.runs()["running"] == 2

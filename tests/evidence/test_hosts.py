@@ -108,7 +108,7 @@ def test_a_claim_that_lands_after_its_owner_was_reaped_is_recovered(
         for name in names:
             note.delay(name)
         eventually(lambda: set(ledger.finishes()) == set(names))
-    late = "recovered 1 jobs" in other.log()
+    late = "recovered 1 job" in other.log()
     assert late == bool(forbidden), "what was cut off cannot land"
     eventually(lambda: len(there.owners()) == 2, message="the thawed one is back")
     assert owner not in there.owners()

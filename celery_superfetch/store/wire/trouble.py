@@ -6,11 +6,15 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyErro
 
 from .tls import WrongScheme
 
+NO_PASSWORD = "the server wants a password: put it into the URL, redis://:PASSWORD@host"
+
 #: What a server, a service or the resolver says -> what to do about it. The first that is found in
 #: the error's text counts, whatever its case.
 ADVICE_BY_TEXT = {
     "wrongpass": "the user or the password in the URL is wrong",
-    "noauth": "the server wants a password: put it into the URL, redis://:PASSWORD@host",
+    "noauth": NO_PASSWORD,
+    "authentication required": NO_PASSWORD,  # so redis-py says it
+    "hello must be called": NO_PASSWORD,  # with RESP3
     "invalid password": "the password in the URL is wrong",
     "oom command": "the server is full and refuses writes: raise maxmemory, or see which queue or "
     "result grows",

@@ -173,6 +173,21 @@ def test_which_server(probe, make_bench, fresh_server, url):
     assert "see that it begins with redis://" in probe(code=2, url=""), "a variable that is not set"
 
 
+def test_what_to_do_is_said_once(probe, fresh_server):
+    server = fresh_server()
+    line = probe(code=2, url=server.url().rpartition("/")[0] + "/99")
+    assert line.count("end in /0") == 1
+    replica = fresh_server(replicaof=["127.0.0.1", str(server.port)])
+    line = probe(code=2, url=replica.url())
+    assert "point broker_url at the primary" in line
+    assert "see whether it runs" not in line
+    server.client().config_set("requirepass", "s3cret")
+    line = probe(code=2, url=server.url())
+    assert line.endswith(
+        ": the server wants a password: put it into the URL, redis://:PASSWORD@host"
+    )
+
+
 @pytest.mark.parametrize(
     "place", ["redis://:s3cr/et@HERE/0", "rediss://:s3cr#et@HERE/0", "redis://HERE/s3cr"]
 )

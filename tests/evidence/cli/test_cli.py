@@ -99,7 +99,7 @@ def test_status_and_reap_from_life_to_death_to_recovery(cli, worker, shop, ledge
     assert _dump(client) == before, "status and a dry run only read"
 
     done = cli("reap", process=True)
-    assert "1 of 1 workers dead, recovered 2 jobs" in done.out
+    assert "1 of 1 worker dead, recovered 2 jobs" in done.out
     again = cli("reap", "--json").json()
     assert (again["dead"], again["recovered"]) == ({}, 0)
 

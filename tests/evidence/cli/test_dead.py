@@ -273,10 +273,10 @@ def test_purge_asks_first(cli, dead):
     assert cli("dead", "purge").out == "Deleted 0 jobs.\n", "nothing to ask about"
     dead("a")
     refused = cli("dead", "purge", answer="n\n", code=1)
-    assert "Delete all 1 jobs" in refused.err
+    assert "Delete the only job" in refused.err
     cli("dead", "purge", code=1)  # nobody there to answer
     assert cli("dead", "list", "--json").json()["size"] == 1
     assert cli("dead", "purge", "--json", answer="y\n").json() == {"deleted": 1}
     dead("b")
-    assert cli("dead", "purge", "--yes").out == "Deleted 1 jobs.\n"
+    assert cli("dead", "purge", "--yes").out == "Deleted 1 job.\n"
     assert cli("dead", "list", "--json").json()["size"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from support.waiting import eventually
@@ -45,10 +46,13 @@ def test_jobs_behind_a_worker_that_serves_them_no_more_are_reported(
     eventually(lambda: not unserved("celery") and not unserved("aside"))
     push("aside", "f")
     assert unserved("aside") == "queue aside: 1 job, no worker consumes it"
+    # A pass of any worker of the database says since when.
+    worker(queues=["celery"], concurrency=1, options=QUICK)
+    eventually(lambda: re.search(r"1 job, oldest [\d.]+ s, no worker", unserved("aside")))
 
     said = cli("queue", "forget", "aside").out
     assert "Forgot queue aside." in said
-    assert "1 job on it remain" in said
+    assert "1 job on it remains" in said
     assert not unserved("aside")
     refused = cli("queue", "forget", "aside", code=1)
     assert "No queue named aside is remembered" in refused.err

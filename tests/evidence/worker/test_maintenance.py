@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from math import inf
 from time import monotonic
@@ -13,8 +14,10 @@ from redis.connection import parse_url
 
 import celery_superfetch
 from celery_superfetch.app.broker import config_of
+from celery_superfetch.model.outage import Outage
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.worker.maintenance import Rounds
+from celery_superfetch.worker import maintenance
+from celery_superfetch.worker.maintenance import MaintenanceThread, Rounds
 from celery_superfetch.worker.run_counts import RunCounts
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -76,3 +79,41 @@ def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(beside, client)
     assert dead.owner not in bench.registry.owners()
     assert not bench.database.take_turn("remote", 60)
     eventually(lambda: bench.database.take_turn("remote", 60), 5)
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["it asks", "control: it asks nothing"])
+def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkeypatch, caplog):
+    """Between two passes a round asks the server nothing, and raises nothing."""
+    server = fresh_server(appendonly=True)
+    options = {"heartbeat_interval": 600, "owner_ttl": 3600, "reap_interval": 0.2}
+    app = celery_superfetch.install(
+        Celery("shop", broker=server.url(), set_as_current=False), **options
+    )
+    owner = Owner(parse_url(server.url()), config_of(app))
+    owner.join(1, {"mail": 0})
+    monkeypatch.setattr(maintenance, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(maintenance, "owners_here", lambda: [owner])
+    caplog.set_level(logging.DEBUG, maintenance.logger.name)
+    if not asks:
+        monkeypatch.setattr(Outage, "lasts", property(lambda outage: False))
+
+    def lines(text: str, level: int = logging.DEBUG) -> int:
+        logged = [one for one in caplog.records if one.levelno >= level]
+        return sum(text in one.getMessage() for one in logged)
+
+    thread = MaintenanceThread(app)
+    server.stop()
+    thread.start()
+    if asks:
+        eventually(lambda: lines("cannot ask") >= 20, message="it tries again and again")
+        assert lines("cannot ask", logging.WARNING) == 1
+        assert not lines("answers again")
+        server.start()
+        eventually(lambda: lines("answers again") == 1)
+    else:
+        eventually(lambda: lines("answers again") >= 5, message="while the server is away")
+        assert lines("cannot ask", logging.WARNING) >= 5
+        server.start()
+    thread.over.set()
+    thread.join(10)
+    owner.leave_for_good()

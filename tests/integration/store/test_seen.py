@@ -162,6 +162,19 @@ def test_facts_that_cannot_be_read_hold_up_nobody(bench, lists):
     assert [found[o.owner].in_flight for o in (broken, whole)] == [0, 1]
 
 
+def test_jobs_that_came_after_the_last_worker_left_have_an_age(bench):
+    """Who looks forgets them on request alone."""
+    assert bench.registry.leave(bench.owner(lists=["aside", "idle"]), 0) == 0
+    bench.owner(lists=["mail"])
+    bench.push("aside", payload("late"))
+    reaper = bench.reaper()
+    note(reaper, reaper.reap())
+    assert set(Queues(bench.database).oldest(["aside", "idle", "mail"])) == {"aside"}
+    assert bench.registry.forget_served(["aside"]) == 1
+    note(reaper, reaper.reap())
+    assert not Queues(bench.database).oldest(["aside"]), "control: nothing names it any more"
+
+
 def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     oldest = Queues(bench.database).oldest
     bench.push("mail", ONE, TWO)

@@ -12,6 +12,7 @@ from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.findings_of_workers import STOPPING_LONG_S
 from celery_superfetch.console.health import findings, verdict
 from celery_superfetch.console.overview import by_queue, consumers_of
+from celery_superfetch.model.verdict import Reason
 from celery_superfetch.model.words import span
 from support.well import MIB, WELL
 
@@ -54,6 +55,11 @@ def test_a_worker_that_starts_no_job_is_no_consumer(seen, state):
     seen["queues"][0].update(consumers=0, not_consuming=dict(states["mail"]))
     assert only(seen).code == "no-consumer"
     assert f"no worker consumes it (2 {state})" in only(seen).text
+
+
+def test_a_full_server_refuses_writes_already(seen):
+    seen["server"].update(used_memory=110 * MIB)
+    assert only(seen).text == "the server uses 110% of its maxmemory; it refuses writes"
 
 
 def test_an_unknown_age_is_not_zero(seen):
@@ -121,10 +127,32 @@ def test_who_died_lately_and_is_not_back(seen):
         "worker b@vm died 90 s ago (its process is gone), its 7 jobs went back to their queues"
     )
     assert "start it again" in found.fix
+    seen["deaths"][0].update(recovered=0)
+    assert only(seen).text.endswith("(its process is gone), it held no job")
+    seen["deaths"][0].update(recovered=1, killed=2)
+    assert only(seen).text.endswith(
+        "its 1 job went back to its queue and 2 jobs of it went to the dead set"
+    )
+    seen["deaths"][0].update(recovered=7, killed=0)
     seen["deaths"].insert(1, {**seen["deaths"][0], "node": ""})
     assert only(seen).text.endswith("to their queues, and 1 more died within the hour")
     seen["owners"][0]["node"] = "b@vm"
     assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
+
+
+def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(seen):
+    """No OOM killer ended it."""
+    death = {"owner": "vm|9|bb", "host": "vm", "pid": 9, "recovered": 1, "killed": 0}
+    death |= {"node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"}
+    for reason, fix in (
+        (Reason.HUNG, "py-spy dump --pid 9"),
+        (Reason.SILENT, "if pid 9 still runs"),
+    ):
+        seen["deaths"] = [{**death, "reason": reason.value}]
+        found = only(seen)
+        assert found.text.startswith("worker b@vm was declared dead 90 s ago")
+        assert fix in found.fix
+        assert "OOM" not in found.fix
 
 
 OWNER = {
@@ -168,9 +196,7 @@ def test_what_a_stopping_worker_waits_for_and_for_how_long(seen):
     seen["owners"][1]["stopping_for"] = STOPPING_LONG_S
     found = only(seen)
     assert (found.level, found.code) == ("warning", "stopping-owner")
-    assert "stopping for 5 min and waits for 1 running job, of which one has run for 90 s" in str(
-        found
-    )
+    assert "stopping for 5 min and waits for 1 running job, which has run for 90 s" in str(found)
     assert "SIGQUIT" in found.fix
 
 

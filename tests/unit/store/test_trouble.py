@@ -9,7 +9,15 @@ from celery_superfetch.store.wire.trouble import advice_for
 
 CASES = {
     "WRONGPASS invalid username-password pair": (exceptions.AuthenticationError, "password"),
-    "Authentication required.": (exceptions.AuthenticationError, "password in the URL"),
+    "invalid username-password pair or user is disabled.": (
+        exceptions.AuthenticationError,
+        "the user or the password in the URL is wrong",
+    ),
+    "Authentication required.": (exceptions.AuthenticationError, "wants a password"),
+    "HELLO must be called with the client already authenticated, otherwise ...": (
+        exceptions.AuthenticationError,
+        "wants a password",
+    ),
     "NOAUTH Authentication required.": (exceptions.ResponseError, "wants a password"),
     "OOM command not allowed when used memory > 'maxmemory'.": (
         exceptions.OutOfMemoryError,
