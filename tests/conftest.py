@@ -30,7 +30,7 @@ from support.waiting import eventually
 from support.workers.cli import Result, run_superfetch, superfetch_here
 from support.workers.worker import TESTS, Beat, Worker, app_env
 
-pytest_plugins = ["support.fixtures", "model.play"]
+pytest_plugins = ["support.fixtures", "support.chromium", "model.play"]
 
 # Each process of xdist starts a server of its own; a server named by URL is one for all, and the
 # tests empty its databases.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from contextlib import suppress
+from ipaddress import ip_network
 
 import click
 from celery.bin.base import CeleryCommand
@@ -19,6 +21,17 @@ host_option = click.option(
     show_default=True,
     help="Listen at this address.",
 )
+
+#: Where a proxy on this machine comes from.
+THIS_MACHINE = ("127.0.0.1", "::1")
+
+
+def _networks(ctx: click.Context, option: click.Parameter, addresses: tuple[str, ...]) -> list[str]:
+    """Check the addresses and networks of proxies."""
+    try:
+        return [str(ip_network(address, strict=False)) for address in addresses]
+    except ValueError as exc:
+        raise click.BadParameter(f"{exc}; name it like 10.0.0.5 or 10.0.0.0/24") from exc
 
 
 @click.command(name="metrics", cls=CeleryCommand)
@@ -64,16 +77,33 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
     "--token",
     envvar="SUPERFETCH_WEB_TOKEN",
     show_envvar=True,
-    help="Ask each browser for it; needed at any address but loopback.",
+    help="Ask each browser for it; needed at any address but loopback. With --allow-changes and no "
+    "token one is made up and printed.",
+)
+@click.option(
+    "--proxy",
+    "proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=_networks,
+    help="Believe the X-Forwarded-* headers of a proxy at this address or in this network, as of "
+    "one on this machine. May be given several times.",
 )
 @click.pass_context
-def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: str | None) -> None:
+def web(
+    ctx: click.Context,
+    port: int,
+    host: str,
+    allow_changes: bool,
+    token: str | None,
+    proxies: list[str],
+) -> None:
     """Serve a live page of all there is to see. This needs the extra `web`."""
     try:
         import uvicorn
 
-        from ..web import create_app
-        from ..web.access import OwnNamesOnly
+        from ..web.access import Access, OwnNamesOnly
+        from ..web.page import page_for
     except ImportError as exc:
         raise click.ClickException(
             f"the page needs what the extra `web` installs ({exc}): "
@@ -83,13 +113,25 @@ def web(ctx: click.Context, port: int, host: str, allow_changes: bool, token: st
         raise click.UsageError(f"others can reach {host}: say --token, or set SUPERFETCH_WEB_TOKEN")
     know_tasks(ctx.obj.app)
     try:
-        page = create_app(ctx.obj.app, not allow_changes, token)
+        # Every user of this machine reaches loopback, and could delete and kill jobs.
+        made_up, code = None, None
+        if allow_changes and token is None:
+            made_up, code = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        access = Access(made_up or token, code)
+        page = page_for(ctx.obj.app, not allow_changes, access)
         sockets = listening_sockets(host, port)  # or uvicorn would end with an exit code of its own
     except (SuperfetchError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc
-    _say_where(host, port)
+    _say_where(host, port, f"?token={code}" if code else "")
+    if made_up:
+        click.echo(f"This address logs in once. For another browser: token {made_up}", err=True)
     served = page if token else OwnNamesOnly(page)
-    config = uvicorn.Config(served, log_level="warning", server_header=False)
+    config = uvicorn.Config(
+        served,
+        log_level="warning",
+        server_header=False,
+        forwarded_allow_ips=[*THIS_MACHINE, *proxies],
+    )
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets)
 

@@ -23,6 +23,7 @@ from starlette.staticfiles import StaticFiles
 from ...errors import JobNotFound, SuperfetchError
 from ...model.words import number
 from .access import Access, Headers
+from .origins import is_from_page
 from .secret_names import HIDE, Hide
 from .seen import BUSY_S, Busy, Seen
 from .shown import ENDS, FILTERS, JOB_STATES, shown
@@ -40,6 +41,17 @@ UNHEARD = (
     "Start a worker, and revoke them again before they are due"
 )
 
+NOT_FROM_PAGE = (
+    "The browser does not say that this form is from this page. A proxy has to pass Host and "
+    "X-Forwarded-Proto on, and --proxy has to name it. A program has to send Origin."
+)
+
+ASK_FOR_TOKEN = "This page wants the token that it was started with."
+CODE_REFUSED = (
+    "The code in this address does not log in: it does so once. Give the token that the page was "
+    "started with, or has printed beside the address."
+)
+
 Form = dict[str, list[str]]
 
 
@@ -55,8 +67,9 @@ def create_app(
 
     Arguments:
         read_only: nobody can retry, delete, kill or revoke a job from here.
-        token: what a browser is asked for, or a program sends as ``Authorization: Bearer``;
-            None: whoever gets here may look, so mount it behind a login of your own.
+        token: what a browser is asked for, or a program sends as ``Authorization: Bearer``; its
+            sessions are in the memory of this process. None: each visitor may see the page, so
+            mount it behind a login of your own.
         hide: names of secrets; an argument, key or field is shown as ``***`` if one of them is in
             its name, without regard to case, ``-`` and ``_``. Or a callable, which is called with
             each name and returns whether it is a secret's; if it raises, all arguments of that job
@@ -65,8 +78,13 @@ def create_app(
     Raises:
         ConfigError: the token is too short, or not ASCII.
     """
-    page = Page(celery_app, read_only, Access(token), hide)
-    return Starlette(
+    return page_for(celery_app, read_only, Access(token), hide)
+
+
+def page_for(celery_app: Celery, read_only: bool, access: Access, hide: Hide = HIDE) -> Starlette:
+    """Build the page for those whom ``access`` lets in."""
+    page = Page(celery_app, read_only, access, hide)
+    served = Starlette(
         routes=[
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
@@ -75,6 +93,7 @@ def create_app(
             Route("/dead", page.guarded(page.change), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
             Route("/login", page.login, methods=["POST"]),
+            Route("/logout", page.guarded(page.logout), methods=["POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],
         middleware=[Middleware(Headers)],
@@ -82,6 +101,10 @@ def create_app(
             (RedisError, OperationalError, SuperfetchError, HTTPException), page.failed
         ),
     )
+    # Starlette would send /dead/ on to an absolute address: of any Host that a request names, and
+    # of http:// behind a proxy that is not trusted.
+    served.router.redirect_slashes = False
+    return served
 
 
 class Page:
@@ -102,8 +125,16 @@ class Page:
         """A view, for those who may see it; in a thread, since it waits for the server."""
 
         async def answer(request: Request) -> Response:
+            code = None if request.method == "POST" else request.query_params.get("token")
             if not self._access.may_see(request):
-                return self._render(request, "login.html", 401, wrong=False)
+                if code is not None and self._access.redeem(code):
+                    return self._logged_in(request)
+                said = ASK_FOR_TOKEN if code is None else CODE_REFUSED
+                return self._render(request, "login.html", 401, said=said)
+            if code is not None:
+                return RedirectResponse("./", 303)  # it need not stay in the address
+            request.state.may_see = True
+            _check_sender(request)
             form = [await _form(request)] if request.method == "POST" else []
             return await run_in_threadpool(view, request, *form)
 
@@ -137,12 +168,16 @@ class Page:
         """The ids in a form by which something may be changed."""
         if self._read_only:
             raise HTTPException(403, "This page changes nothing: it is read-only.")
-        if not self._access.is_own_form(request, form):
-            raise HTTPException(403, "This form is not from this page, or it is too old: reload.")
+        self._check_key(request, form)
         return list(dict.fromkeys(form.get("id", [])))
 
+    def _check_key(self, request: Request, form: Form) -> None:
+        if not self._access.is_own_form(request, form):
+            raise HTTPException(403, "This form is of an earlier session: reload the page.")
+
     def _sure(self, request: Request, do: str, ids: Sequence[str], **words: Any) -> Response:
-        back = f"{request.url.path.rpartition('/')[2]}?{request.url.query}"
+        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+        back = f"{path.rpartition('/')[2]}?{query}"
         return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
 
     def end(self, request: Request, form: Form) -> Response:
@@ -212,11 +247,23 @@ class Page:
         return self.dead(request, {"of": len(ids), **done, "said": [*errors, *warnings]})
 
     async def login(self, request: Request) -> Response:
-        form, response = await _form(request), RedirectResponse("./", 303)
-        [token] = form.get("token", [""])[:1]
-        if await run_in_threadpool(self._access.log_in, request, token, response):
-            return response
-        return self._render(request, "login.html", 401, wrong=True)
+        _check_sender(request)
+        [token] = (await _form(request)).get("token", [""])[:1]
+        if self._access.is_token(token):
+            return self._logged_in(request)
+        return self._render(request, "login.html", 401, said="That is not the token.")
+
+    def _logged_in(self, request: Request) -> Response:
+        """Begin a session, and lead to an address without a code in it."""
+        response = RedirectResponse("./", 303)
+        self._access.log_in(request, response)
+        return response
+
+    def logout(self, request: Request, form: Form) -> Response:
+        self._check_key(request, form)
+        response = RedirectResponse("./", 303)
+        self._access.log_out(request, response)
+        return response
 
     def failed(self, request: Request, exc: Exception) -> Response:
         """What went wrong, as a page."""
@@ -233,18 +280,20 @@ class Page:
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> Response:
-        key = self._access.form_key(request)
         path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+        forms = self._access.forms(request)
         html = self._templates.get_template(template).render(
             # Relative, so that a proxy may put the page wherever it likes.
             base="../" * (path.count("/") - 1) or "./",
             app_name=self._app.main,
             read_only=self._read_only,
-            key=key,
+            logged_in=self._access.session(request) is not None,
+            key=forms.key,
             **values,
         )
         response = HTMLResponse(html, status)
-        self._access.give_form_key(request, response, key)
+        if getattr(request.state, "may_see", False):
+            forms.keep(request, response)
         return response
 
 
@@ -254,6 +303,12 @@ def _conditions(request: Request) -> dict[str, str]:
         name: request.query_params.get(name, "").strip() for name in ("task", "queue", "reason")
     }
     return {name: text for name, text in asked.items() if text}
+
+
+def _check_sender(request: Request) -> None:
+    """Refuse a form that another site, or a page on another port, may have sent."""
+    if request.method == "POST" and not is_from_page(request):
+        raise HTTPException(403, NOT_FROM_PAGE)
 
 
 async def _form(request: Request) -> Form:

@@ -10,6 +10,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app
+from support.forms import browser_at
 from support.workers.bench import Bench
 
 
@@ -23,6 +24,6 @@ def browse(app: Celery, bench: Bench) -> Callable[..., TestClient]:
     """`browse(read_only=False, token="...")`: a browser at the page."""
 
     def make(**options: Any) -> TestClient:
-        return TestClient(create_app(app, **options), base_url="http://localhost")
+        return browser_at(create_app(app, **options))
 
     return make

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from selenium import webdriver
 
 from celery_superfetch.console.web import create_app
 from support.servers.server import free_port
 from support.waiting import eventually
 from support.well import make_well
 from support.workers.bench import Bench, payload
-
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars "
-    "--disable-background-networking --disable-component-update --disable-sync"
-)
-#: As Debian, Ubuntu and GitHub's machines call it.
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 @contextmanager
@@ -47,23 +37,6 @@ def serving(app: Any) -> Iterator[str]:
 def page(make_app: Any, bench: Bench) -> Iterator[str]:
     with serving(make_app()) as url:
         yield url
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    """Debian's chromium without a screen, if it is here; what pages log is kept."""
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    driver = shutil.which("chromedriver")
-    if not (program and driver):
-        pytest.skip("no chromium and chromedriver here (Debian: chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    yield started
-    started.quit()
 
 
 def test_a_job_that_dies_is_seen_and_put_back_by_a_click(browser, page, bench):

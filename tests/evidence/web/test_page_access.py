@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.web import create_app
 from celery_superfetch.console.web.access import OwnNamesOnly
 from celery_superfetch.errors import ConfigError
-from support.forms import key
+from support.forms import browser_at, key
 from support.workers.bench import payload
 
 TOKEN = "correct-horse-battery"
@@ -121,7 +121,7 @@ def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app, bench):
     jobs = bench.killed(payload("a"), payload("b"))
     page = create_app(app, read_only=False, token=TOKEN)
     outer = Starlette(routes=[Mount("/ops/jobs", page)])
-    browser = TestClient(outer, base_url="http://localhost")
+    browser = browser_at(outer)
     answer = browser.post("/ops/jobs/login", data={"token": TOKEN})
     assert (answer.status_code, answer.url.path) == (200, "/ops/jobs/")
     assert all(cookie.path == "/ops/jobs" for cookie in browser.cookies.jar)
@@ -132,7 +132,8 @@ def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app, bench):
         for link in links:
             url = browser.get(path).url.join(link.replace("&amp;", "&"))
             assert url.path.startswith("/ops/jobs/"), link
-            assert browser.get(str(url)).status_code == 200, link
+            wanted = 405 if url.path.endswith("/logout") else 200  # a form alone leads there
+            assert browser.get(str(url)).status_code == wanted, link
     [form_key] = set(re.findall(r'name="key" value="([^"]+)"', text))
     form = {"key": form_key, "id": jobs[0].id, "do": "retry"}
     assert "Put back 1 of 1 job" in browser.post("/ops/jobs/dead", data=form).text

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app, seen
 from celery_superfetch.inspector import Inspector
-from support.forms import key
+from support.forms import browser_at, key
 from support.waiting import always, eventually
 from support.workers.bench import payload
 
@@ -67,12 +67,9 @@ def test_a_revoke_that_no_worker_hears_is_said_to_be_none(browse):
 def test_a_revoke_without_a_server_is_said_on_a_page(fresh_server, make_app):
     server = fresh_server()
     app = make_app(url=server.url(), options={"connect_retries_timeout": 1})
-    browser = TestClient(
-        create_app(app, read_only=False), "http://localhost", raise_server_exceptions=False
-    )
-    browser.get("/")
+    browser = browser_at(create_app(app, read_only=False), raise_server_exceptions=False)
+    form = {"do": "revoke now", "id": "an-id", "key": key(browser)}
     server.kill()
-    form = {"do": "revoke now", "id": "an-id", "key": browser.cookies["superfetch_forms"]}
     answer = browser.post("/jobs?state=parked", data=form)
     assert answer.status_code == 503
     assert "The server cannot be asked" in answer.text
