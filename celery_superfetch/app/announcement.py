@@ -14,26 +14,22 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, signals, states
-from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
-from kombu.serialization import prepare_accept_content
-from kombu.transport import virtual
 from kombu.utils.encoding import safe_repr
-from kombu.utils.json import loads
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import BY_AN_OPERATOR, DeadJob
+from ..model.dead_job import DeadJob
 from ..model.foreign import describe, loggable, one_line
 from ..model.step import FOLLOWING, ITSELF, running, seed_of
-from ..model.strikes import toll
 from ..signals import job_killed
 from .backend_turn import backend_turn
 from .chords import fail_part, parts_ahead
+from .dead_request import pill_of, request_of
 from .dead_set import DeadSet
 from .ignored_results import stores_failure
 from .result_age import is_of_job
@@ -71,16 +67,24 @@ class Announcement:
 
     Arguments:
         dead_id: its id in the dead set.
+        notice_id: Celery's id of the notice that runs.
         signalled: an earlier try has sent ``job_killed``.
         called: an earlier try has published its errbacks and failed its chord.
         careful: earlier runs of the notice were killed: store the result and no more.
     """
 
     def __init__(
-        self, app: Celery, dead_id: str, *, signalled: bool, careful: bool, called: bool
+        self,
+        app: Celery,
+        dead_id: str,
+        notice_id: str,
+        *,
+        signalled: bool,
+        careful: bool,
+        called: bool,
     ) -> None:
-        self.app, self.dead_id = app, dead_id
-        self.title = dead_id  # until it is known
+        self.app, self.dead_id, self.notice_id = app, dead_id, notice_id
+        self.title = one_line(dead_id)  # until it is known
         self.signalled, self.careful, self.called = signalled, careful, called
 
     def make(self) -> None:
@@ -92,7 +96,16 @@ class Announcement:
             logger.warning(
                 "Nobody is told of killed job %s: it is not in the dead set any more (it was "
                 "retried, deleted or dropped before this notice ran).",
-                self.dead_id,
+                self.title,
+            )
+            return
+        if not self.dead.awaits(job, self.notice_id):
+            # If it had, anybody who may publish could run the errbacks of other jobs again.
+            logger.warning(
+                "Failure notification %s has no effect: dead job %s was announced before, or has "
+                "another notification. If this repeats, find out who sends these.",
+                one_line(self.notice_id),
+                self.title,
             )
             return
         self.title = one_line(f"{job.task}[{job.task_id}]")
@@ -237,65 +250,3 @@ class Announcement:
                 monitors.send("task-failed", uuid=self.request.id, name=self.request.task, **fields)
         except Exception as exc:
             logger.warning("Monitors miss event task-failed (%s). Jobs go on.", exc)
-
-
-def pill_of(job: DeadJob) -> PoisonPill:
-    """Make the exception that the caller of a dead-lettered job gets."""
-    counted = toll(job.strikes, job.recoveries, job.stops)
-    why = f"killed after {counted} (last: {job.reason}; owner {job.owner})"
-    if job.reason == BY_AN_OPERATOR:  # its strikes, if it has any, are not why
-        why = f"{job.reason} (owner {job.owner})"
-    text = f"Job {job.task}[{job.task_id}] was {why}. It is in the dead set as {job.id}."
-    facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
-    owners = [str(event["owner"]) for event in job.events]
-    times = [event["at"] for event in job.events]
-    return PoisonPill(text, {**facts, "owners": owners, "times": times, "dead_id": job.id})
-
-
-def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
-    """Build the request as the task would have seen it, as far as the payload can be read.
-    ``with_body``: decode the body, which may kill the process."""
-    if job.whole_bytes:  # its head is no message
-        return Context({"id": job.task_id, "task": job.task, "hostname": job.node or job.owner})
-    raw = loads(job.payload.decode())
-    properties = raw["properties"]
-    fields = {
-        **(raw.get("headers") or {}),
-        "id": job.task_id,
-        "task": job.task,
-        "delivery_info": properties.get("delivery_info") or {},
-        "correlation_id": properties.get("correlation_id"),
-        "reply_to": properties.get("reply_to"),
-        "properties": properties,
-        "hostname": job.node or job.owner,
-    }
-    args, kwargs, embed = [], {}, {}  # type: tuple[Any, Any, Any]
-    try:
-        if with_body:
-            args, kwargs, embed = _body(app, raw)
-    except Exception as error:  # the caller is told all the same; only callbacks cannot be run
-        logger.warning(
-            "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
-            "errbacks and chord are unknown.",
-            one_line(str(job.task)),
-            one_line(str(job.task_id)),
-            exc_info=loggable(error),
-        )
-    return Context({**embed, **fields, "args": args, "kwargs": kwargs})
-
-
-class _Codecs:
-    """The part of a kombu channel that decoding a message needs."""
-
-    codecs, decode_body = virtual.Channel.codecs, virtual.Channel.decode_body
-
-
-def _body(app: Celery, raw: Any) -> Any:
-    """Decode a message's body: args, kwargs and what follows the job."""
-    accept = prepare_accept_content(app.conf.accept_content)
-    decoded = virtual.Message(raw, _Codecs(), accept=accept).decode()
-    if isinstance(decoded, dict):  # protocol 1 has all in the body
-        decoded.setdefault("group", decoded.get("taskset"))
-        return decoded.pop("args", []), decoded.pop("kwargs", {}), decoded
-    args, kwargs, embed = decoded
-    return args, kwargs, dict(embed or {})

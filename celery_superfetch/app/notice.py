@@ -70,7 +70,7 @@ def add_announce_task(app: Celery) -> None:
         strikes = (self.request.get("superfetch") or {}).get("strikes", 0)
         dead_id = str(self.request.get(DEAD_ID_HEADER))
         progress = {"signalled": signalled, "careful": careful or strikes >= RUNS, "called": called}
-        announcement = Announcement(self.app, dead_id, **progress)
+        announcement = Announcement(self.app, dead_id, str(self.request.id), **progress)
         try:
             announcement.make()
         except Exception as exc:  # the result backend's errors are its own

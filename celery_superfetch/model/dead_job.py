@@ -25,11 +25,11 @@ BY_AN_OPERATOR = "killed by an operator"  # the reason of a job that an operator
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
-STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes")}
+STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes", "notice")}
 
 #: What a record has that was stored before these fields were.
 MISSING: dict[str, Any] = {"node": "", "stops": 0, "first_claimed": 0}
-MISSING |= {"never_ran": False, "whole_bytes": 0}
+MISSING |= {"never_ran": False, "whole_bytes": 0, "notice": ""}
 
 HEAD_BYTES = 4096  # of a message that is too long to be kept whole
 
@@ -71,6 +71,7 @@ class DeadJob:
     #: It never ran: its task was unknown, or it could not be received or read. See ``parsed``.
     never_ran: bool = False
     whole_bytes: int = 0  #: size of the message, if ``payload`` is its head alone; 0: it is whole
+    notice: str = ""  #: Celery's id of the failure notification that may announce it; empty: any
 
     @property
     def parsed(self) -> bool:
@@ -87,8 +88,10 @@ class DeadJob:
         args, kwargs = arguments(self.payload)
         text = _text(self.payload)
         payload = {} if text is None else {"payload": text, "encoding": "utf-8"}
+        record = self.record()
+        del record["notice"]  # with it, a producer that sees the page could announce the job
         return {
-            **self.record(),
+            **record,
             **payload,
             "id": self.id,
             "died_at": self.died_at,

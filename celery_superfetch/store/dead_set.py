@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -151,6 +152,13 @@ class DeadSet(Structure):
         rows = [(id.encode(), score) for id, score in zip(ids, scores, strict=True) if score]
         return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
 
+    def awaits(self, job: DeadJob, notice: str) -> bool:
+        """Return whether the caller of a job waits for this notice (Celery's id of it). Anybody who
+        may publish can send another, and that must not announce the job, or once more."""
+        if job.notice and job.notice != notice:
+            return False
+        return bool(self.client.sismember(self.keys.unannounced, job.id))
+
     def announced(self, job: DeadJob) -> None:
         """Note that its caller has been told."""
         self.client.srem(self.keys.unannounced, job.id)
@@ -198,7 +206,8 @@ class DeadSet(Structure):
         names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
         names += [keys.facts(job.owner), keys.private(job.owner)]
         names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list)]
-        record = DeadJob.of(recovery).dump(cap.most_whole_bytes)
+        dead = replace(DeadJob.of(recovery), notice=(notice and parse(notice).task_id) or "")
+        record = dead.dump(cap.most_whole_bytes)
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
         is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK

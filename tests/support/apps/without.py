@@ -528,6 +528,17 @@ def turns_of_their_own() -> None:
     maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
 
 
+def awaited_notices() -> None:
+    """Whatever calls itself the notice of a dead job announces it."""
+    dead_set.DeadSet.awaits = lambda self, job, notice: True
+
+
+def ids_of_notices() -> None:
+    """Any notice announces a dead job, as long as its caller waits for one."""
+    awaits = dead_set.DeadSet.awaits
+    dead_set.DeadSet.awaits = lambda self, job, notice: awaits(self, job, job.notice)
+
+
 def caps_of_their_own() -> None:
     """Messages that never ran count in the cap of the jobs that did."""
     cap_of = dead_set.cap_of
