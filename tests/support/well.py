@@ -9,6 +9,13 @@ from support.workers.bench import Bench
 
 MIB = 1024 * 1024
 
+#: What `status --json` says of the caps of an empty dead set.
+NOTHING_KEPT: dict[str, Any] = {
+    "ran": {"jobs": 0, "bytes": 0, "most_jobs": 10_000, "most_bytes": 0},
+    "never_ran": {"jobs": 0, "bytes": 0, "most_jobs": 10_000, "most_bytes": 64 * MIB},
+    "junk": {"jobs": 0, "bytes": 0, "most_jobs": 1_000, "most_bytes": 16 * MIB},
+}
+
 WELL: dict[str, Any] = {
     "command": "celery -A shop superfetch",
     "server_time": "2026-01-02T03:00:00.000+00:00",
@@ -83,11 +90,7 @@ WELL: dict[str, Any] = {
         "unannounced": 0,
         "killed_lately": 0,
         "newest": None,
-        "kept": {
-            "ran": {"jobs": 3, "bytes": 900, "most_jobs": 10_000, "most_bytes": 0},
-            "never_ran": {"jobs": 0, "bytes": 0, "most_jobs": 10_000, "most_bytes": 64 * 2**20},
-            "junk": {"jobs": 0, "bytes": 0, "most_jobs": 1_000, "most_bytes": 16 * 2**20},
-        },
+        "kept": {**NOTHING_KEPT, "ran": {**NOTHING_KEPT["ran"], "jobs": 3, "bytes": 900}},
     },
     "beats": [],
     "last_pass": {"age": 12.0},

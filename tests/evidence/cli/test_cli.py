@@ -14,6 +14,7 @@ import redis
 
 from support.servers.server import free_port
 from support.waiting import eventually
+from support.well import NOTHING_KEPT
 from support.workers.cli import Result, superfetch_command
 from support.workers.worker import app_module, process_env
 
@@ -33,7 +34,7 @@ def test_status_of_an_empty_database(cli):
     assert found["owners"] == []
     assert found["tombstones"] == {"owners": 0, "in_flight": 0}
     dead = {"size": 0, "of_app": 0, "limit": 10_000, "unannounced": 0}
-    dead |= {"killed_lately": 0, "newest": None}
+    dead |= {"killed_lately": 0, "newest": None, "kept": NOTHING_KEPT}
     assert found["dead_set"] == dead
     assert found["beats"] == []
     assert (found["deaths"], found["last_pass"]) == ([], None)

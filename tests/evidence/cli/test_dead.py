@@ -12,6 +12,7 @@ import pytest
 
 from support.servers.server import free_port
 from support.waiting import eventually
+from support.well import NOTHING_KEPT
 from support.workers.bench import payload
 from support.workers.cli import superfetch_command
 from support.workers.terminal import Terminal
@@ -205,7 +206,7 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     assert shop.kill_child.AsyncResult(job["task_id"]).state == "PENDING"
     found = cli("status", "--json").json()
     dead = {"size": 0, "of_app": 0, "limit": 10_000, "unannounced": 0}
-    dead |= {"killed_lately": 0, "newest": None}
+    dead |= {"killed_lately": 0, "newest": None, "kept": NOTHING_KEPT}
     assert found["dead_set"] == dead, "what is put back is told of no more"
     assert found["counters"]["retried"] == 1
     assert "empty" in cli("dead", "list").out

@@ -60,7 +60,7 @@ def test_the_program_uses_what_users_can_import():
     """But for what only a name is to be had of: a class to derive from, or to name in a URL."""
     used = set(re.findall(r"\w+", PROGRAM.read_text()))
     rest = {"ForkedConnection", "StillInUse", "SuperfetchError", "UnsupportedBroker", "WrongType"}
-    rest |= {"SentinelTransport", "Transport", "UnsupportedVersion"}
+    rest |= {"NotWhole", "SentinelTransport", "Transport", "UnsupportedVersion"}
     assert {*celery_superfetch.__all__} - used == rest
 
 
