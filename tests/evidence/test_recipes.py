@@ -89,8 +89,8 @@ class Recipe:
 
 @pytest.fixture
 def server(fresh_server: Any) -> Server:
-    """As the recipe for Compose configures it."""
-    words = services()["valkey"]["command"][1:]
+    """As the recipe for Compose configures it, with its password."""
+    words = [*map(recipes.interpolated, services()["valkey"]["command"][1:])]
     options = {
         name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)
     }

@@ -149,11 +149,22 @@ def commands() -> list[Command]:
     return [*compose_commands(), *kubernetes_commands(), *systemd_commands()]
 
 
+def interpolated(text: str) -> str:
+    """A text of compose as it is where no variable is set."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
 def environments() -> dict[str, dict[str, str]]:
     """What each recipe has in the environment of what it runs."""
     return {
-        "compose": services()["worker"]["environment"],
-        "kubernetes": documents()["ConfigMap", "shop"]["data"],
+        "compose": {
+            name: interpolated(value) for name, value in services()["worker"]["environment"].items()
+        },
+        "kubernetes": {
+            name: value
+            for name, value in documents()["Secret", "shop"]["stringData"].items()
+            if name.startswith("CELERY_")
+        },
         "systemd": systemd_environment(),
     }
 

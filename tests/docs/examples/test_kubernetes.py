@@ -37,8 +37,9 @@ def trigger(kind: str) -> dict[str, str]:
     return dict(found)
 
 
-#: KEDA's own kind is in no schema of Kubernetes; most tests below are about it.
-BUILT_IN = [one for one in documents() if one[0] != "ScaledObject"]
+#: KEDA's own kinds are in no schema of Kubernetes; most tests below are about them.
+OF_KEDA = ("ScaledObject", "TriggerAuthentication")
+BUILT_IN = [one for one in documents() if one[0] not in OF_KEDA]
 
 
 @pytest.mark.parametrize("which", BUILT_IN, ids="-".join)
@@ -67,8 +68,10 @@ def kustomized(folder: Path) -> dict[tuple[str, str], Any]:
 
 def test_kustomize_puts_them_together():
     whole, scaled = kustomized(KUBERNETES), kustomized(KEDA)
-    keda = ("ScaledObject", "shop-worker")
-    assert set(whole) | {keda} == set(scaled) == set(documents())
+    keda = {(kind, name) for kind, name in documents() if kind in OF_KEDA}
+    assert len(keda) == len(OF_KEDA)
+    way = {("NetworkPolicy", "valkey-from-keda")}
+    assert set(whole) | keda | way == set(scaled) == set(documents())
     images = {
         spec["template"]["spec"]["containers"][0]["image"]
         for (kind, _), spec in ((which, one.get("spec")) for which, one in whole.items())
@@ -104,13 +107,13 @@ def test_the_server_for_trying_is_the_one_that_all_are_told_of():
     service = documents()["Service", "valkey"]["spec"]
     assert service["selector"].items() <= valkey["template"]["metadata"]["labels"].items()
     broker = urlsplit(environments()["kubernetes"]["CELERY_BROKER_URL"])
-    assert broker.netloc == f"valkey:{service['ports'][0]['port']}"
+    assert (broker.hostname, broker.port) == ("valkey", service["ports"][0]["port"])
 
 
 def test_each_container_has_the_environment():
     for name in deployments():
         [source] = container(name)["envFrom"]
-        assert ("ConfigMap", source["configMapRef"]["name"]) in documents(), name
+        assert ("Secret", source["secretRef"]["name"]) in documents(), name
 
 
 def test_a_worker_has_the_time_that_it_needs_to_stop():
@@ -164,7 +167,7 @@ def test_keda_looks_at_all_lists_of_the_app_and_at_its_server():
     redis = trigger("redis")
     assert {redis["listName"]} == {keys.queue(name) for name in lists_of(shop())}
     broker = urlsplit(environments()["kubernetes"]["CELERY_BROKER_URL"])
-    assert redis["address"] == broker.netloc
+    assert redis["address"] == f"{broker.hostname}:{broker.port}"
     assert redis["databaseIndex"] == broker.path.strip("/")
 
 
