@@ -67,7 +67,8 @@ def set_cookie(
 ) -> None:
     """Have the browser keep a cookie of this kind for as long; 0: have it drop the cookie.
 
-    ``Lax``, so that a link in a message leads to the page and not to its login form.
+    ``Lax``, so that a link in a message leads to the page, and not to its login form or to new keys
+    for the forms of other tabs.
     """
     https = _scheme(request) == "https"
     response.set_cookie(
@@ -78,7 +79,7 @@ def set_cookie(
         path="/" if https else quote(request.scope.get("root_path", "")) or "/",
         secure=https,
         httponly=True,
-        samesite="lax" if kind == "login" else "strict",
+        samesite="lax",
     )
 
 

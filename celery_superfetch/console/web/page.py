@@ -125,7 +125,9 @@ class Page:
         """A view, for those who may see it; in a thread, since it waits for the server."""
 
         async def answer(request: Request) -> Response:
-            code = None if request.method == "POST" else request.query_params.get("token")
+            # HEAD comes from a program that looks whether a link is good, and must not use it up.
+            is_read = request.method not in ("HEAD", "POST")
+            code = request.query_params.get("token") if is_read else None
             if not self._access.may_see(request):
                 if code is not None and self._access.redeem(code):
                     return self._logged_in(request)

@@ -153,6 +153,7 @@ def test_with_changes_allowed_a_local_user_needs_the_token_that_was_made_up(serv
     forms = (("dead", {"do": "retry", "id": job.id}), ("/", {}), (f"?token={code}", {}))
     assert [stranger.post(path, data=data).status_code for path, data in forms] == [401, 405, 405]
 
+    assert stranger.head("/", params={"token": code}).status_code == 401, "a look at the link"
     browser = page.browser()
     for _ in range(2):  # again in the same browser: it is logged in
         answer = browser.get("/dead", params={"token": code})
