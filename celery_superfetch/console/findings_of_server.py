@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.words import number, span
+from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
 from .overview import LATELY
 
@@ -25,7 +25,25 @@ def of_restarts(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if before:
         text = f"the server restarted {span(uptime)} ago, while {number(len(before), 'worker')} ran"
         fix = "jobs that it accepted after its last save are lost: see its persistence"
-        yield Finding("note", "restarted", text, fix)
+        # An AOF loses a second, the last RDB save may be an hour old.
+        level: Level = "note" if overview["server"]["append_only"] else "warning"
+        yield Finding(level, "restarted", text, fix)
+
+
+def of_data_loss(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether the server lately lost the records of workers, and so perhaps its jobs."""
+    at, now = overview["data_lost"], overview["server_time"]
+    if at is None or passed(at, now) > LATELY:
+        return
+    text = (
+        f"the server forgot workers that run on it (found {ago(at, now)}): it was flushed, "
+        "restarted without its data, or keys were deleted or evicted, and jobs may be gone"
+    )
+    fix = (
+        "publish again what had waited on its queues, and look for FLUSHALL, FLUSHDB, DEL, "
+        "eviction, and a restart without persistence"
+    )
+    yield Finding("warning", "data-lost", text, fix)
 
 
 def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from ..inspector import Inspector
 from ..model.words import number
 from .finding import LEVELS, Finding
 from .findings_of_jobs import of_dead_set, of_long_runs, of_lost_jobs, of_queues, of_stopped
-from .findings_of_server import of_restarts, of_server
+from .findings_of_server import of_data_loss, of_restarts, of_server
 from .findings_of_workers import of_beats, of_deaths, of_owners, of_passes
 from .overview import by_need, by_queue, overview_of
 
@@ -70,6 +70,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *of_beats(overview),
         *of_deaths(overview),
         *of_restarts(overview),
+        *of_data_loss(overview),
         *of_lost_jobs(overview),
         *of_server(overview["server"]),
         *of_dead_set(overview),

@@ -79,6 +79,8 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "at": _utc_of_ms(counts.losses.last),
             "ever": counts.totals.get("lost", 0),
         },
+        # When a worker last found that the server no longer knew it.
+        "data_lost": _utc_of_ms(counts.data_loss),
         "last_pass": last,
         # An app's own option, or what a probe has to go by.
         "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,

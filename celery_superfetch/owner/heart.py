@@ -175,6 +175,8 @@ class Heart:
         self._note(facts, heard, asked)
         if lost and old:
             self.overdue.append(partial(self.was_lost, lost, old, facts.owner))
+            if lost == "unknown":
+                self.overdue.append(self.in_flight.lost_jobs.record_data_loss)
         elif self._lost_name:
             self._log_successor(self._lost_name, facts.owner)
             self._lost_name = ""

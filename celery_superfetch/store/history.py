@@ -21,6 +21,8 @@ MOST = 1000
 #: Seconds without a loss of the server's after which later losses are another event.
 LOSS_PAUSE_S = 3600
 
+DATA_LOSS = "data lost\tat"  # field of ``superfetch:stats``
+
 TAB = "\t"  # between the parts of a counter's name; a total has none
 
 #: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
@@ -61,6 +63,7 @@ class Counts(NamedTuple):
     passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
     recoveries: Times
     losses: Losses = NO_LOSSES
+    data_loss: int = 0  # server ms at which an owner last found itself forgotten; 0: none did
 
 
 class History(Structure):
@@ -79,6 +82,10 @@ class History(Structure):
             # Of the payloads, which may be large, only what the script reads.
             args += [job.queue_list, json.dumps({"task": parse(job.payload).task or ""})]
         self.scripts.run("lost", [self.keys.stats], args)
+
+    def lost_data(self) -> None:
+        """Record that the server no longer knew an owner that lives, and that it is now."""
+        self.client.hset(self.keys.stats, DATA_LOSS, self.database.server_time())
 
     def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
         """Remember the owners that a pass found dead, each with the moment (``monotonic``) at which
@@ -139,6 +146,7 @@ class History(Structure):
             {name[1]: n for name, n in rows.items() if name[0] == "pass" and name[1:]},
             Times.read(BUCKETS, times, times.get("ms", 0) / 1000),
             Losses(*(rows.get(("lost", part), 0) for part in ("lately", "since", "at"))),
+            rows.get(tuple(DATA_LOSS.split(TAB)), 0),
         )
 
 

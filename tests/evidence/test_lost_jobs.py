@@ -121,9 +121,23 @@ def test_each_job_that_the_server_lost_before_it_ran_is_named(
     assert len(bench.lost()) == 3, "each once"
     eventually(lambda: bench.stat("lost") == 3)
     assert "3 jobs" in codes(bench)["lost-jobs"]
+    assert "data-lost" in codes(bench)
     metrics = cli("metrics", "--once", url=bench.server.url()).out
     assert 'superfetch_jobs_lost_total{queue="celery",task="shop.note"} 3.0' in metrics
     assert "silent-owner" not in codes(bench)
+
+
+@pytest.mark.parametrize("without", ["", "data_loss"])
+def test_a_server_that_lost_only_what_waited_is_no_server_that_is_well(make, codes, without):
+    bench = make(count=0, without=without)
+    for number in range(5):
+        bench.db.client.lpush("aside", f"waits-{number}")
+    flush(bench)
+    eventually(lambda: {*bench.db.owners()} - {bench.owner}, 20, message="it has a new name")
+    if without:
+        always(lambda: "data-lost" not in codes(bench), during=2, message="five jobs are gone")
+    else:
+        eventually(lambda: "data-lost" in codes(bench))
 
 
 def test_a_worker_that_stops_names_what_is_gone_from_its_private_list(make, ledger):

@@ -82,6 +82,7 @@ WELL: dict[str, Any] = {
     ],
     "stopped": [],
     "lost": {"jobs": 0, "since": None, "at": None, "ever": 0},
+    "data_lost": None,
     "unacked": 0,
     "dead_set": {
         "size": 3,

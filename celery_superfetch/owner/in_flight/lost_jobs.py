@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
+
+from redis.exceptions import ResponseError
 
 from ...model.job import Job, claimed_at, digest, parse
 from ...store.database import Database
@@ -83,6 +86,15 @@ class LostJobs:
     def add(self, job: Job, has_run: bool, is_repetition: bool) -> None:
         """Note a job for the next ``examine``."""
         self._missing.append(MissingJob(job, has_run, is_repetition))
+
+    def record_data_loss(self) -> None:
+        """Record for `status` that the server no longer knows this process: the jobs that waited on
+        its queues may be gone as well, and no worker can name them.
+
+        Raises RedisError where the server cannot be reached; the caller tries again.
+        """
+        with suppress(ResponseError):  # a full server refuses, and jobs must not wait for a record
+            self._history.lost_data()
 
     def examine(self) -> None:
         """Find out what became of the jobs that were added, log it, and count the lost ones.

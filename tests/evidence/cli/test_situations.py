@@ -85,6 +85,30 @@ def lost_jobs(on: Situation) -> None:
     on.bench.in_flight.history.lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
 
 
+def flushed(on: Situation) -> None:
+    """Jobs that waited are gone, and a worker that runs found that the server forgot it."""
+    on.waiting()
+    on.server.client().flushall()
+    make_well(on.bench)
+    on.bench.in_flight.history.lost_data()
+
+
+def restored(on: Situation) -> None:
+    """The server came back with its last RDB save; jobs that it accepted later are gone."""
+    make_well(on.bench)
+    client = on.server.client()
+    bench = on.bench
+    for owner in bench.registry.owners():
+        minutes_ago = bench.database.server_time() - 600_000
+        bench.client.hset(bench.keys.facts(owner), "registered_at", minutes_ago)
+    client.save()
+    on.waiting(queue="mail")
+    on.server.kill()
+    on.server.configure(appendonly=False, save="3600 1")
+    on.server.start()
+    assert not on.bench.queue("mail")
+
+
 def stale(on: Situation) -> None:
     make_well(on.bench)
     far = on.bench.owner(elsewhere(), node="celery@far", lists=["far"])
@@ -235,6 +259,8 @@ SITUATIONS: dict[Callable[[Situation], None], tuple[str, set[str]]] = {
     stopping: ("critical", {"no-consumer"}),
     stopping_for_long: ("warning", {"stopping-owner"}),
     lost_jobs: ("warning", {"lost-jobs"}),
+    flushed: ("warning", {"data-lost"}),
+    restored: ("warning", {"restarted"}),
     stale: ("critical", {"no-consumer", "silent-owner"}),
     hung: ("critical", {"hung-owner"}),
     frozen: ("critical", {"silent-owner"}),

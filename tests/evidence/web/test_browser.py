@@ -92,3 +92,10 @@ def test_an_open_page_says_at_once_that_its_data_is_old(browser, make_app, fresh
         server.start()
         eventually(lambda: verdict().startswith("All is well"), message="it never came back")
         assert "This data is" not in verdict()
+        # A server that hangs refuses nothing: the page says so before its own process gives up.
+        server.pause()
+        eventually(lambda: "No answer for 3 s" in verdict(), message="it waits in silence")
+        assert "All is well" not in verdict()
+        server.resume()
+        eventually(lambda: verdict().startswith("All is well"), message="it never came back")
+        assert "This data is" not in verdict()

@@ -83,6 +83,11 @@ def lost_jobs() -> None:
     LostJobs.add = lambda self, *_: None
 
 
+def data_loss() -> None:
+    """A worker that the server forgot says so in its log alone."""
+    LostJobs.record_data_loss = lambda self: None
+
+
 def known_names() -> None:
     """An owner that has lost a part of its keys takes a new name, as if it were unknown."""
     heartbeat = Registry.heartbeat

@@ -330,6 +330,20 @@ def test_what_the_server_evicted_may_be_jobs(seen):
     assert found["evicted"].level == "note", "it evicts only what expires, and jobs do not"
 
 
+def test_a_server_that_forgot_its_workers_may_have_lost_jobs(seen):
+    """Those that waited on queues: no worker can name them."""
+    seen["data_lost"] = "2026-01-02T02:58:30.000+00:00"
+    assert only(seen)[:2] == ("warning", "data-lost")
+    assert "found 90 s ago" in only(seen).text
+    seen["data_lost"] = "2026-01-02T01:58:30.000+00:00"
+    assert findings(seen) == []
+
+
+def test_a_restart_without_an_aof_loses_what_came_after_the_last_save(seen):
+    seen["server"].update(uptime_s=90, append_only=False, saves="3600 1")
+    assert only(seen)[:2] == ("warning", "restarted")
+
+
 def test_a_server_that_restarted_under_its_workers_is_a_note(seen):
     seen["server"]["uptime_s"] = 90
     assert only(seen)[:2] == ("note", "restarted")

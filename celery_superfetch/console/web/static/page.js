@@ -5,6 +5,7 @@
 "use strict";
 
 const EVERY = 2000;
+const LATE = 3000; // without an answer for so long, the data on the page counts as old
 const old = document.getElementById("old");
 const away = document.querySelector("[data-away]"); // this page was itself an error
 let asOf = new Date(); // when the data on the page was read
@@ -67,20 +68,24 @@ async function read() {
 
 async function look() {
   const began = new Date();
+  // A server that hangs answers nothing, and the page's own process waits for it.
+  const late = away ? 0 : setTimeout(mark, LATE, `No answer for ${LATE / 1000} s. The page asks on.`);
   try {
     const fresh = await read();
     if (away) return location.reload();
+    document.title = fresh.title;
+    mark("");
     if (picked() || String(getSelection()))
       return say("paused", `Paused at ${time(asOf)} while something is selected. Now: ${fresh.title.split(" · ")[0]}`);
-    document.title = fresh.title;
     for (const part of parts()) replace(part, fresh.getElementById(part.id));
     asOf = began;
-    mark("");
     say("live", "Live");
     count();
   } catch (error) {
     say("lost", "Not live");
     if (!away) mark(error.message);
+  } finally {
+    clearTimeout(late);
   }
 }
 
