@@ -35,8 +35,8 @@ ROOMS = {
     "worker": "redis kombu celery billiard",
     "cli": "redis kombu celery click",
     "console": "redis celery prometheus_client",
-    "console.web": "redis celery starlette jinja2 markupsafe",
-    "console.commands": "celery click uvicorn",
+    "console.web": "redis celery starlette anyio jinja2 markupsafe uvicorn",
+    "console.commands": "celery click",
 }
 #: What is behind the wall, by the names that it has had.
 CONSOLE = ("console", "operate", "web", "probe", "cli.jobs", "cli.jobs_tables", "cli.serving")

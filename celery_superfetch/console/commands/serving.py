@@ -100,10 +100,9 @@ def web(
 ) -> None:
     """Serve a live page of all there is to see. This needs the extra `web`."""
     try:
-        import uvicorn
-
         from ..web.access import Access, OwnNamesOnly
         from ..web.page import page_for
+        from ..web.server import serve
     except ImportError as exc:
         raise click.ClickException(
             f"the page needs what the extra `web` installs ({exc}): "
@@ -126,14 +125,9 @@ def web(
     if made_up:
         click.echo(f"This address logs in once. For another browser: token {made_up}", err=True)
     served = page if token else OwnNamesOnly(page)
-    config = uvicorn.Config(
-        served,
-        log_level="warning",
-        server_header=False,
-        forwarded_allow_ips=[*THIS_MACHINE, *proxies],
-    )
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets)
+        if not serve(served, sockets, forwarded_allow_ips=[*THIS_MACHINE, *proxies]):
+            ctx.exit(1)
 
 
 def _say_where(host: str, port: int, path: str = "") -> None:

@@ -159,4 +159,4 @@ class OwnNamesOnly(BaseHTTPMiddleware):
         if names_loopback(request.headers.get("host", "")):
             return await call_next(request)
         text = "This page answers to localhost alone. By another name it needs a token.\n"
-        return PlainTextResponse(text, 421)
+        return PlainTextResponse(text, 421, HEADERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
 from celery import Celery
 from celery.exceptions import OperationalError
@@ -16,13 +16,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ...errors import JobNotFound, SuperfetchError
 from ...model.words import number
-from .access import Access, Headers
+from .access import HEADERS, Access, Headers
+from .form import FORM_MAX_BYTES, SMALL_FORM_MAX_BYTES, Form, parse_form, read_body
+from .guesses import Guesses
 from .origins import is_from_page
 from .secret_names import HIDE, Hide
 from .seen import BUSY_S, Busy, Seen
@@ -30,8 +32,8 @@ from .shown import ENDS, FILTERS, JOB_STATES, shown
 
 HERE = Path(__file__).parent
 
-#: Bytes of a form: the ids of many pages of jobs.
-MOST = 1_000_000
+#: Digits of the number of a dead job; Python refuses to read more than some thousand.
+DIGITS_MOST = 9
 
 #: Seconds in which workers answer that they have heard of a revoke.
 HEARD = 1.0
@@ -51,8 +53,6 @@ CODE_REFUSED = (
     "The code in this address does not log in: it does so once. Give the token that the page was "
     "started with, or has printed beside the address."
 )
-
-Form = dict[str, list[str]]
 
 
 def create_app(
@@ -88,18 +88,21 @@ def page_for(celery_app: Celery, read_only: bool, access: Access, hide: Hide = H
         routes=[
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
-            Route("/jobs", page.guarded(page.end), methods=["POST"]),
+            Route("/jobs", page.guarded(page.end, changes=True), methods=["POST"]),
             Route("/dead", page.guarded(page.dead)),
-            Route("/dead", page.guarded(page.change), methods=["POST"]),
+            Route("/dead", page.guarded(page.change, changes=True), methods=["POST"]),
             Route("/dead/{id}", page.guarded(page.job)),
             Route("/login", page.login, methods=["POST"]),
             Route("/logout", page.guarded(page.logout), methods=["POST"]),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],
         middleware=[Middleware(Headers)],
-        exception_handlers=dict.fromkeys(
-            (RedisError, OperationalError, SuperfetchError, HTTPException), page.failed
-        ),
+        exception_handlers={
+            **dict.fromkeys(
+                (RedisError, OperationalError, SuperfetchError, HTTPException), page.failed
+            ),
+            Exception: broken,
+        },
     )
     # Starlette would send /dead/ on to an absolute address: of any Host that a request names, and
     # of http:// behind a proxy that is not trusted.
@@ -110,7 +113,7 @@ def page_for(celery_app: Celery, read_only: bool, access: Access, hide: Hide = H
 class Page:
     def __init__(self, celery_app: Celery, read_only: bool, access: Access, hide: Hide) -> None:
         self._app, self._read_only, self._access = celery_app, read_only, access
-        self._seen = Seen(celery_app, hide)
+        self._seen, self._guesses = Seen(celery_app, hide), Guesses()
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -121,8 +124,14 @@ class Page:
         )
         self._templates.filters.update(FILTERS)
 
-    def guarded(self, view: Callable[..., Response]) -> Callable[[Request], Awaitable[Response]]:
-        """A view, for those who may see it; in a thread, since it waits for the server."""
+    def guarded(
+        self, view: Callable[..., Response], changes: bool = False
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Wrap a view for those who may see it. It runs in a thread, since it waits for the server.
+
+        Arguments:
+            changes: whether it changes something, by a form of many jobs.
+        """
 
         async def answer(request: Request) -> Response:
             # HEAD comes from a program that looks whether a link is good, and must not use it up.
@@ -131,14 +140,20 @@ class Page:
             if not self._access.may_see(request):
                 if code is not None and self._access.redeem(code):
                     return self._logged_in(request)
+                if "authorization" in request.headers:
+                    await self._guesses.refuse(request)
                 said = ASK_FOR_TOKEN if code is None else CODE_REFUSED
                 return self._render(request, "login.html", 401, said=said)
             if code is not None:
                 return RedirectResponse("./", 303)  # it need not stay in the address
             request.state.may_see = True
+            if request.method != "POST":
+                return await run_in_threadpool(view, request)
             _check_sender(request)
-            form = [await _form(request)] if request.method == "POST" else []
-            return await run_in_threadpool(view, request, *form)
+            if changes and self._read_only:
+                raise HTTPException(403, "This page changes nothing: it is read-only.")
+            body = await read_body(request, FORM_MAX_BYTES if changes else SMALL_FORM_MAX_BYTES)
+            return await run_in_threadpool(lambda: view(request, parse_form(body)))
 
         return answer
 
@@ -157,7 +172,8 @@ class Page:
 
     def dead(self, request: Request, done: Any = None) -> Response:
         first = request.query_params.get("first", "")
-        at = min(int(first), 10**9) if first.isascii() and first.isdigit() else 0
+        is_number = first.isascii() and first.isdigit() and len(first) <= DIGITS_MOST
+        at = int(first) if is_number else 0
         asked = _conditions(request)
         document = self._seen.dead(at, asked)
         words: dict[str, Any] = {"first": at, "asked": asked, "query": urlencode(asked)}
@@ -168,8 +184,6 @@ class Page:
 
     def _asked(self, request: Request, form: Form) -> list[str]:
         """The ids in a form by which something may be changed."""
-        if self._read_only:
-            raise HTTPException(403, "This page changes nothing: it is read-only.")
         self._check_key(request, form)
         return list(dict.fromkeys(form.get("id", [])))
 
@@ -220,7 +234,7 @@ class Page:
             case ["retry"] | ["retry all now"] as do:
                 self._app.loader.import_default_modules()
                 if do == ["retry"]:
-                    tried = self._seen.dead_set(lambda dead: dead.retry_many(ids))
+                    tried = self._seen.retry(ids)
                 else:
                     tried = self._seen.retry_all(_conditions(request))
                 errors = [attempt.error for attempt in tried if attempt.error]
@@ -250,9 +264,11 @@ class Page:
 
     async def login(self, request: Request) -> Response:
         _check_sender(request)
-        [token] = (await _form(request)).get("token", [""])[:1]
+        form = parse_form(await read_body(request, SMALL_FORM_MAX_BYTES))
+        [token] = form.get("token", [""])[:1]
         if self._access.is_token(token):
             return self._logged_in(request)
+        await self._guesses.refuse(request)
         return self._render(request, "login.html", 401, said="That is not the token.")
 
     def _logged_in(self, request: Request) -> Response:
@@ -268,13 +284,15 @@ class Page:
         return response
 
     def failed(self, request: Request, exc: Exception) -> Response:
-        """What went wrong, as a page."""
+        """Say what went wrong, as a page."""
         status, text = 404 if isinstance(exc, JobNotFound) else 503, str(exc)
         if isinstance(exc, HTTPException):
             status, text = exc.status_code, exc.detail
         busy = isinstance(exc, Busy)
-        words = {"text": text, "away": status == 503 and not busy, "busy": busy}
+        words = {"text": text, "away": status == 503 and not busy}
+        words["busy"] = busy and request.method != "POST"  # then the page asks again by itself
         response = self._render(request, "failed.html", status, **words)
+        response.headers.update(getattr(exc, "headers", None) or {})
         if busy:
             response.headers["retry-after"] = str(BUSY_S)
         return response
@@ -299,6 +317,11 @@ class Page:
         return response
 
 
+def broken(_: Request, __: Exception) -> Response:
+    """Say that the page failed by itself. Starlette sends this outside of its middleware."""
+    return PlainTextResponse("The page failed. Its log says why.\n", 500, HEADERS)
+
+
 def _conditions(request: Request) -> dict[str, str]:
     """Which dead jobs are meant, by the page's address."""
     asked = {
@@ -311,12 +334,3 @@ def _check_sender(request: Request) -> None:
     """Refuse a form that another site, or a page on another port, may have sent."""
     if request.method == "POST" and not is_from_page(request):
         raise HTTPException(403, NOT_FROM_PAGE)
-
-
-async def _form(request: Request) -> Form:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST:
-            raise HTTPException(413, "This is too much for one form.")
-    return parse_qs(body.decode(errors="replace"))

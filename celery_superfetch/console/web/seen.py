@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 from celery import Celery
 from redis.exceptions import RedisError
 
-from ... import DeadSet
+from ... import DeadSet, Retried
 from ...errors import JobNotFound, SuperfetchError
 from ...inspector import PATIENCE, Inspector
-from ...model.dead_job import DeadFilter, DeadJob, utc
+from ...model.dead_job import FULL_ID, DeadFilter, DeadJob, utc
 from ..health import judged
 from ..jobs import PAGE_READS_MOST, Look, Which
 from ..killing import kill, named
@@ -56,12 +56,19 @@ BUSY_S = 2  # seconds after which a browser that was refused asks again
 
 OVERVIEW = "overview"
 
+#: To find a job by a part of its id, or by that of its task, all jobs have to be read.
+NOT_WHOLE = (
+    "no job {!r} in the dead set: the page finds a job by its whole id alone; `superfetch dead "
+    "show` knows the beginning of one, and the id of the task"
+)
+
+
+SEARCHES_RUN = f"many searches run: this one is tried again in {BUSY_S} s"
+CHANGE_RUNS = "another change of many jobs is under way: make yours when that is over"
+
 
 class Busy(SuperfetchError):
-    """So many searches run that the page begins no other one."""
-
-    def __init__(self) -> None:
-        super().__init__(f"many searches run: this one is tried again in {BUSY_S} s")
+    """The page does so much that it begins no other search or change of many jobs."""
 
 
 class Seen:
@@ -76,6 +83,8 @@ class Seen:
         self._reading = WeakValueDictionary[Hashable, threading.Lock]()
         self._searches = threading.BoundedSemaphore(SEARCHES)
         self._search_threads = threading.BoundedSemaphore(SEARCH_THREADS)
+        #: Held by the thread that reads all dead jobs, or all in flight, to change some.
+        self._change = threading.Lock()
         self._cleared = 0  # how often all was forgotten
         self._inspector: Inspector | None = None
         self._known: dict[Hashable, tuple[float, dict[str, Any]]] = {}
@@ -110,7 +119,7 @@ class Seen:
         if name == OVERVIEW:
             return self._read(name, question, asked)
         if not self._search_threads.acquire(blocking=False):
-            raise Busy
+            raise Busy(SEARCHES_RUN)
         try:
             return self._read(name, question, asked)
         finally:
@@ -198,48 +207,70 @@ class Seen:
         return self._kept(("dead", first, *sorted(asked.items())), self._of_dead_set(search))
 
     def count_dead(self, asked: dict[str, str]) -> int:
-        """Return how many dead jobs meet the conditions; with none, all."""
+        """Return how many dead jobs meet the conditions; with none, all. Raises Busy."""
 
         def count(dead: DeadSet) -> int:
             if not asked:
                 return len(dead)
             return sum(1 for _ in self._shown_by(dead.find(**_patterns(asked)), asked))
 
-        return self.dead_set(count)
+        with self._one_change():
+            return self.dead_set(count)
 
-    def retry_all(self, asked: dict[str, str]) -> list[Any]:
-        """Put all back that are meant; a ``Retried`` of each."""
+    def retry_all(self, asked: dict[str, str]) -> list[Retried]:
+        """Put all back that are meant; a ``Retried`` of each. Raises Busy."""
 
-        def retry(dead: DeadSet) -> list[Any]:
+        def retry(dead: DeadSet) -> list[Retried]:
             jobs = dead.find(oldest_first=True, **_patterns(asked))
             return dead.retry_many(self._shown_by(jobs, asked))
 
-        return self.dead_set(retry)
+        with self._one_change():
+            return self.dead_set(retry)
+
+    def retry(self, ids: Sequence[str]) -> list[Retried]:
+        """Put jobs back by their whole ids; a ``Retried`` of each."""
+        whole = [id for id in ids if FULL_ID.fullmatch(id)]
+        parts = [Retried(id, error=NOT_WHOLE.format(id)) for id in {*ids}.difference(whole)]
+        return [*self.dead_set(lambda dead: dead.retry_many(whole)), *parts]
 
     def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Those in flight that are dead by now, and what is to be said of the others."""
+        """Those in flight that are dead by now, and what is to be said of the others. Raises
+        Busy."""
 
         def act(inspector: Inspector) -> tuple[list[dict[str, Any]], list[str]]:
             jobs, errors = named(inspector, ids)
             killed, refused = kill(self.app, inspector, jobs)
             return killed, [f"{error['id']}: {error['error']}" for error in (*errors, *refused)]
 
-        return self._ask(act)
+        with self._one_change():
+            return self._ask(act)
 
     def dead_job(self, id: str) -> dict[str, Any]:
-        """One job, and the time ``now``; raises JobNotFound."""
+        """One job by its whole id, and the time ``now``; raises JobNotFound."""
+        if not FULL_ID.fullmatch(id):
+            raise JobNotFound(NOT_WHOLE.format(id))
 
         def search(dead: DeadSet) -> dict[str, Any]:
             now = utc(dead.database.server_time() / 1000)
             try:
                 return {**self._hidden(dead.get(id)), "now": now}
-            except JobNotFound as exc:  # to know that looks at most jobs, so it is kept, too
+            except JobNotFound as exc:  # this answer is kept, too
                 return {"missing": str(exc)}
 
         job = self._kept(("dead job", id), self._of_dead_set(search))
         if "missing" in job:
             raise JobNotFound(job["missing"])
         return job
+
+    @contextmanager
+    def _one_change(self) -> Iterator[None]:
+        """Raise Busy while another thread has this: it reads all dead jobs, or all in flight."""
+        if not self._change.acquire(blocking=False):
+            raise Busy(CHANGE_RUNS)
+        try:
+            yield
+        finally:
+            self._change.release()
 
     def dead_set(self, use: Callable[[DeadSet], T]) -> T:
         """What is done with the dead set, and not kept."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -17,6 +20,7 @@ import pytest
 from celery_superfetch.console import metrics_server
 from celery_superfetch.console.listener import OpenConnections, listening_sockets
 from celery_superfetch.console.metrics_server import METRICS_MAX_CONNECTIONS, MetricsServer
+from celery_superfetch.console.web import server
 from support.process import Process
 from support.servers.server import free_port
 from support.waiting import eventually
@@ -26,6 +30,9 @@ from support.workers.worker import process_env
 #: More than a listener takes, and than the descriptors that a worker has left.
 IDLE = 40
 LEFT = 24
+
+#: Connections that send nothing to the page.
+SLOW = 400
 
 
 @pytest.fixture
@@ -181,19 +188,11 @@ def test_the_exporter_ends_a_head_that_comes_byte_by_byte(exporter, connect):
     """Each byte would put off the end of a timeout for silence."""
     port = exporter()
     slow = connect(port)
-
-    def trickle() -> bool:
-        try:
-            slow.send(b"G")
-            return is_ended(slow)
-        except OSError:
-            return True
-
-    eventually(trickle, 60)
+    eventually(lambda: drip(slow, b"G"), 60)
     assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
 
 
-# -- the server of both
+# -- the server of both kinds of metrics
 
 
 @pytest.fixture
@@ -202,12 +201,12 @@ def serve() -> Iterator[Callable[..., int]]:
     with ExitStack() as stack:
 
         def start(app: Any) -> int:
-            server = MetricsServer(app, "127.0.0.1", 0)
-            thread = threading.Thread(target=server.serve, daemon=True)
+            metrics = MetricsServer(app, "127.0.0.1", 0)
+            thread = threading.Thread(target=metrics.serve, daemon=True)
             thread.start()
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            return int(server.server_port)
+            stack.callback(metrics.server_close)
+            stack.callback(metrics.shutdown)
+            return int(metrics.server_port)
 
         yield start
 
@@ -270,3 +269,128 @@ def test_listeners_send_without_delay():
     [listener] = listening_sockets("127.0.0.1", 0)
     with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as one:
         assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+# -- the page's server
+
+
+@pytest.fixture
+def serve_page(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, Any]]]:
+    """`serve_page(app)`: port and server of an ASGI app, whose clients have half a second."""
+    monkeypatch.setattr(server, "PAGE_WAIT_S", 0.5)
+    with ExitStack() as stack:
+
+        def start(app: Any) -> tuple[int, Any]:
+            [listener] = listening_sockets("127.0.0.1", 0)
+            stack.callback(listener.close)
+            page = server.PageServer(app, lifespan="off")
+            thread = threading.Thread(target=page.run, args=([listener],), daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(setattr, page, "should_exit", True)
+            eventually(lambda: page.started)
+            return int(listener.getsockname()[1]), page
+
+        yield start
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with as many bytes as the path says, when the whole request is there."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(int(scope["path"][1:]) // 1000):
+        await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def drip(connection: socket.socket, byte: bytes) -> bool:
+    """Send a byte; return whether the connection has ended."""
+    try:
+        connection.send(byte)
+        return is_ended(connection)
+    except OSError:
+        return True
+
+
+def test_the_page_ends_slow_heads_slow_forms_and_who_does_not_read(serve_page, connect):
+    port, page = serve_page(answer)
+    head, form, deaf, idle = (connect(port) for _ in range(4))
+    form.sendall(b"POST /0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.sendall(b"GET /30000000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    eventually(lambda: drip(head, b"G"), message="its head has an end")
+    eventually(lambda: drip(form, b"a"), message="its form has an end")
+    eventually(lambda: is_ended(idle))
+    eventually(lambda: not page.open, message="the answer that is not read is given up")
+    large = httpx.get(f"http://127.0.0.1:{port}/3000000")
+    assert len(large.content) == 3_000_000, "a client that reads gets it all"
+
+
+def test_a_request_that_takes_long_keeps_its_connection(serve_page):
+    port, page = serve_page(slow := Slow())
+    with ThreadPoolExecutor(1) as browser:
+        asked = browser.submit(httpx.get, f"http://127.0.0.1:{port}/", timeout=60)
+        eventually(lambda: slow.asked)
+        until = monotonic() + 2 * server.PAGE_WAIT_S
+        eventually(lambda: monotonic() > until)
+        slow.go_on.set()
+        assert asked.result().status_code == 200
+    assert len(page.open) <= 1
+
+
+def test_where_all_are_being_answered_the_page_says_when_to_ask_again(serve_page, monkeypatch):
+    monkeypatch.setattr(server, "PAGE_MAX_CONNECTIONS", 2)
+    port, _ = serve_page(slow := Slow())
+    at = f"http://127.0.0.1:{port}/"
+    with ThreadPoolExecutor(2) as browsers:
+        asked = [browsers.submit(httpx.get, at, timeout=60) for _ in range(2)]
+        eventually(lambda: slow.asked == 2)
+        busy = httpx.get(at)
+        slow.go_on.set()
+        assert [one.result().status_code for one in asked] == [200, 200]
+    assert (busy.status_code, busy.headers["retry-after"]) == (503, "1")
+    assert httpx.get(at).status_code == 200
+
+
+class Slow:
+    """An ASGI app that answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = 0, threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked += 1
+        while not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+        await answer({"path": "/0"}, receive, send)
+
+
+@pytest.mark.parametrize("without", ["", "bounded_listeners"])
+def test_slow_connections_leave_the_page_to_others(env, keep, tmp_path, connect, without):
+    """The control is the page without bounds: all stay open."""
+    port = free_port()
+    command = superfetch_command("web", "--port", str(port))
+    environ = process_env({**env(), "WITHOUT": without})
+    page = keep(Process(command, log=tmp_path / "web.log", env=environ))
+    at = f"http://127.0.0.1:{port}/static/page.css"
+    page.wait_log("http://")
+    eventually(lambda: answers(at))
+    rest = psutil.Process(page.pid).num_fds()
+    slow = [connect(port) for _ in range(SLOW)]
+    if without:
+        eventually(lambda: psutil.Process(page.pid).num_fds() > SLOW)
+        assert not any(map(is_ended, slow))
+        return
+    most = rest + server.PAGE_MAX_CONNECTIONS
+    for _ in range(20):
+        assert httpx.get(at, timeout=60).status_code == 200
+    eventually(lambda: sum(map(is_ended, slow)) >= SLOW - server.PAGE_MAX_CONNECTIONS)
+    assert psutil.Process(page.pid).num_fds() <= most + 20
+
+
+def answers(at: str) -> bool:
+    try:
+        return httpx.get(at).status_code == 200
+    except httpx.TransportError:
+        return False

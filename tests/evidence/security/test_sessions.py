@@ -135,7 +135,8 @@ def test_sessions_are_bounded_and_the_oldest_ends_first():
 
 def printed(page):
     """The address, the code in it, and the token, as the page has printed them."""
-    address, line = page.log().splitlines()
+    address, line, *others = page.log().splitlines()
+    assert all("Wrong token for the page" in other for other in others)
     root, code = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)\?token=([\w-]{32})", address).groups()
     assert root == page.url
     return address, code, re.fullmatch(r"This address logs in once.*: token ([\w-]{32})", line)[1]

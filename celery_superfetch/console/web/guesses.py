@@ -1,0 +1,42 @@
+"""What a wrong token costs the client that has sent it, and no other."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the answer to a wrong token takes.
+WRONG_TOKEN_S = 1.0
+
+#: Answers to wrong tokens that are delayed at a time: each holds a connection.
+DELAYED_MOST = 20
+
+
+class Guesses:
+    """Delays the answers to wrong tokens, so that trying many takes long."""
+
+    def __init__(self) -> None:
+        self._delayed_count = 0
+
+    async def refuse(self, request: Request) -> None:
+        """Log a wrong token, and wait; other requests are answered meanwhile. Raises HTTPException
+        if too many wait."""
+        if self._delayed_count >= DELAYED_MOST:
+            headers = {"retry-after": "1"}
+            raise HTTPException(429, "Too many wrong tokens: try again in a second.", headers)
+        address = request.client.host if request.client else "unknown"
+        logger.warning(
+            "Wrong token for the page (address=%s): refused. If this repeats, it may be guessed: "
+            "keep the page from that address.",
+            address,
+        )
+        self._delayed_count += 1
+        try:
+            await anyio.sleep(WRONG_TOKEN_S)
+        finally:
+            self._delayed_count -= 1
