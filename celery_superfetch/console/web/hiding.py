@@ -112,14 +112,15 @@ class Hiding:
                 for at, (name, _) in enumerate(zip(parameters, tree.body.elts, strict=False)):
                     if self._is_secret(name):
                         tree.body.elts[at] = masking.mask(tree.body.elts[at])
-            shown = ast.unparse(masking.visit(tree))
+            tree = masking.visit(tree)
+            shown = ast.unparse(tree) if masking.count else text
         except NO_EXPRESSION:
             if any(map(self._is_secret, (*re.findall(r"[\w.-]+", text), *parameters))):
                 hidden += _values_of(text)
                 return _all_hidden(text)
             return mask_urls(text)
         hidden += masking.values
-        return shown if masking.count else text
+        return shown
 
     def _tells(self, text: str) -> bool:
         """Return whether a text has a secret inside: JSON, XML, a header, a form."""
@@ -212,7 +213,8 @@ class _Masking(ast.NodeTransformer):
         if text[0] in "{[(":
             inner = _Masking(self._is_secret, self._tells)
             try:
-                shown = ast.unparse(inner.visit(_parsed(text)))
+                tree = inner.visit(_parsed(text))
+                shown = ast.unparse(tree) if inner.count else text
             except NO_EXPRESSION:
                 inside = any(map(self._is_secret, re.findall(r"[\w.-]+", text)))
                 return self.mask(node) if inside else self._with_urls(node, text)
@@ -288,7 +290,7 @@ def parameters_of(app: Celery, task: str | None) -> list[str] | None:
     run: Any = getattr(app.tasks.get(task), "run", None)
     try:
         parameters = inspect.signature(run).parameters.values()
-    except (TypeError, ValueError):
+    except Exception:  # the user's: a ``__signature__`` may raise anything
         return None
     names: list[str] = []
     for parameter in parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 #: Names to hide, or a callable that is asked for each name and returns True for a secret.
 Hide = Iterable[str] | Callable[[str], bool]
@@ -18,6 +19,9 @@ HIDE: tuple[str, ...] = (
 
 #: Letters up to which a word has to be within one part of a name: ``class_name`` is no ``ssn``.
 SHORT_LETTERS = 4
+
+#: Answers that are kept: a page has the same names again and again, and its words do not change.
+NAMES_CACHED = 1024
 
 #: Parts of names that contain a short word, and are no secrets.
 INNOCENT = re.compile(
@@ -49,6 +53,7 @@ def is_named_by(hide: Hide) -> Callable[[str], bool]:
     short = [word for word in words if len(word) <= SHORT_LETTERS]
     long = [word for word in words if len(word) > SHORT_LETTERS]
 
+    @lru_cache(NAMES_CACHED)
     def is_secret(name: str) -> bool:
         letters = _letters(name)
         if letters in words or any(word in letters for word in long):

@@ -16,7 +16,7 @@ PARAMETER = re.compile(r"(?P<name>[^&;=]+)(?P<value>=[^&;]*)?")
 
 def mask_urls(text: str) -> str:
     """Replace, in each URL of a text, user and password, and the values of query and fragment."""
-    return URL.sub(_masked, text)
+    return URL.sub(_masked, text) if "://" in text else text
 
 
 def without_urls(text: str) -> str:

@@ -19,7 +19,7 @@ from celery_superfetch.console.web import create_app
 from celery_superfetch.console.web.hiding import Hiding
 from celery_superfetch.console.web.secret_names import HIDE
 from celery_superfetch.model.dead_job import DeadJob
-from support.forms import key
+from support.forms import browser_at, key
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.odd import encoded, message
@@ -62,7 +62,7 @@ def visit(app: Celery, bench: Bench) -> Callable[..., TestClient]:
     """`visit(hide=...)`: a browser at the page."""
 
     def make(**options: Any) -> TestClient:
-        return TestClient(create_app(app, **options), base_url="http://localhost")
+        return browser_at(create_app(app, **options))
 
     return make
 
