@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery
 
-from .secret_names import HIDE, NAMED, Hide, HideFailed, is_named_by
+from .secret_names import HIDE, NAMED, NAMING, Hide, HideFailed, is_named_by
 from .secret_urls import mask_urls, without_urls
 
 __all__ = ["HIDE", "Hiding", "parameters_of"]
@@ -25,9 +25,6 @@ MASK = ast.Name("***")
 
 #: Arguments of a ``*args`` that are hidden by its name.
 VARIADIC = 100
-
-#: Keys under which a mapping or an object says what its value is called.
-NAMING = frozenset({"name", "key", "field", "header", "label", "k"})
 
 #: A text among others that may be the name of the next one: a URL or a sentence is none.
 NAME = re.compile(r"(?!\w+://)[\w.:/$\[\]=-]{1,80}")
@@ -127,7 +124,7 @@ class Hiding:
         return any(map(self._names_secret, NAMED.finditer(text)))
 
     def _names_secret(self, match: re.Match[str]) -> bool:
-        return self._is_secret(match["name"] or match["scheme"])
+        return self._is_secret(match["value"] or match["name"] or match["scheme"])
 
 
 class _Masking(ast.NodeTransformer):
@@ -154,12 +151,12 @@ class _Masking(ast.NodeTransformer):
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
         """Mask values by their keys; of ``{"name": "password", "value": ...}`` all but the name."""
         named = any(
-            key is not None and _text(key) in NAMING and self._is_secret(_name(value))
+            _is_naming(key) and self._is_secret(_name(value))
             for key, value in zip(node.keys, node.values, strict=True)
         )
         for at, (key, value) in enumerate(zip(node.keys, node.values, strict=True)):
-            is_value = named and not (key is not None and _text(key) in NAMING)
-            if is_value or (key is not None and self._is_secret(_name(key))):
+            is_value = named and not _is_naming(key)
+            if is_value or any(map(self._is_secret, _names(key))):
                 node.values[at] = self.mask(value)
             else:
                 node.values[at] = self.visit(value)
@@ -244,6 +241,16 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else _text(node)
+
+
+def _names(key: ast.AST | None) -> list[str]:
+    """Return the names that a key says: itself, or each part of a tuple; none of ``**``."""
+    parts = key.elts if isinstance(key, ast.Tuple) else filter(None, [key])
+    return [_name(part) for part in parts]
+
+
+def _is_naming(key: ast.AST | None) -> bool:
+    return _text(key).casefold() in NAMING
 
 
 def _text(node: ast.AST | None) -> str:

@@ -29,10 +29,15 @@ INNOCENT = re.compile(
     r"|compass|bypass|classnames?|footprints?|discard(?:s|ed)?|wildcards?|cardinal(?:s|ity)?"
 )
 
-#: Where a text says a name and then its value: JSON, a header, a form, XML; or a scheme of HTTP.
-#: Without the first condition a long text would be searched from each of its characters.
+#: Keys under which a mapping, an object or a text says what its value is called.
+NAMING = frozenset({"name", "key", "field", "header", "label", "k"})
+
+#: Where a text says a name and then its value: JSON, a header, a form, XML; a name by itself that
+#: stands under one of ``NAMING``; or a scheme of HTTP. Without the first condition a long text
+#: would be searched from each of its characters.
 NAMED = re.compile(
-    r"(?<![\w.-])(?:(?P<name>[\w.-]+)[\\\"'\])]*\s*(?:[:=>]|%3d)|(?P<scheme>bearer)\s+(?=\S))",
+    rf"(?<![\w.-])(?:(?:{'|'.join(sorted(NAMING))})[\"']?\s*[:=]\s*[\"']?(?P<value>[\w.-]+)(?![\w.:=-])"
+    r"|(?P<name>[\w.-]+)[\\\"'\])]*\s*(?:[:=>]|%3d)|(?P<scheme>bearer)\s+(?=\S))",
     re.IGNORECASE,
 )
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 #: A URL, up to the next white space: a password may hold any other character.
-URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]{0,30}://)(?P<rest>[^\s<>]+)", re.IGNORECASE)
+URL = re.compile(r"(?P<scheme>(?:[a-z][a-z0-9+.-]{0,30}:)?//)(?P<rest>[^\s<>]+)", re.IGNORECASE)
+
+#: A parameter of a path: ``/shop;jsessionid=...``.
+OF_PATH = re.compile(r"(?P<name>;[^=/;]+=)[^/;]*")
 
 #: A host, perhaps with its port: what is before a path has no password, if it is this.
 HOST = re.compile(r"(?:\[[0-9a-f:.]*\]|[^:\[\]]*)(?::\d*)?[\"'),\]}]*", re.IGNORECASE)
@@ -16,7 +19,7 @@ PARAMETER = re.compile(r"(?P<name>[^&;=]+)(?P<value>=[^&;]*)?")
 
 def mask_urls(text: str) -> str:
     """Replace, in each URL of a text, user and password, and the values of query and fragment."""
-    return URL.sub(_masked, text) if "://" in text else text
+    return URL.sub(_masked, text) if "//" in text else text
 
 
 def without_urls(text: str) -> str:
@@ -37,6 +40,7 @@ def _masked(match: re.Match[str]) -> str:
         rest = f"***{rest[len(login) :]}"
     before, anchor, fragment = rest.partition("#")
     address, mark, query = before.partition("?")
+    address = OF_PATH.sub(r"\g<name>***", address)
     query = PARAMETER.sub(lambda found: _value_masked(found, "***"), query)
     fragment = PARAMETER.sub(lambda found: _value_masked(found, found["name"]), fragment)
     return f"{match['scheme']}{address}{mark}{query}{anchor}{fragment}"

@@ -49,6 +49,10 @@ HIDING = Hiding(HIDE)
         "(<Request https://shop/cb?code=S3CRET>,)",
         "('redis://:pa/S3CRET@cache/0',)",
         "('see redis://:S3CRET@cache/0, and amqp://a:S3CRET@mq//',)",
+        "({'Key': 'apiToken', 'Value': 'S3CRET'}, {'NAME': 'otp', 'v': 'S3CRET'})",
+        "{('user', 'password'): 'S3CRET'}",
+        "('https://shop/p;jsessionid=S3CRET', '//u:S3CRET@shop/p')",
+        """('<add key="ApiKey" value="S3CRET"/>', '- name: DB_PASSWORD\\n  value: S3CRET')""",
     ],
 )
 def test_a_secret_is_hidden(text):
@@ -133,6 +137,8 @@ def test_a_callable_is_asked_for_each_name_and_hides_all_if_it_raises():
         ("https://h:8080/a", "https://h:8080/a"),
         ("https://@h/", "https://***@h/"),
         ("no://", "no://"),
+        ("//u:p@h/a;b=1/c;d", "//***@h/a;b=***/c;d"),
+        ("a//b", "a//b"),
     ],
 )
 def test_a_url_without_its_secrets(url, shown):
