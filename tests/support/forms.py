@@ -1,8 +1,10 @@
-"""What a browser sends back to the page."""
+"""What a browser gets from the page, and sends back."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from html.parser import HTMLParser
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -20,3 +22,17 @@ def key(browser: Any) -> str:
     found = re.search(r'name="key" value="([^"]+)"', browser.get("/dead").text)
     assert found
     return found[1]
+
+
+class Tags(HTMLParser):
+    """Tags and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.count = Counter[str]()
+        self.attributes = set[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.count[tag] += 1
+        self.attributes |= {name for name, _ in attributes}

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from html.parser import HTMLParser
 from urllib.parse import quote
 
 from celery import Celery
@@ -17,24 +15,10 @@ from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app
 from celery_superfetch.console.web.seen import Seen
-from support.forms import key
+from support.forms import Tags, key
 from support.workers.bench import elsewhere, payload
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
-
-
-class Tags(HTMLParser):
-    """What a page is made of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-        self.attributes: set[str] = set()
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.count[tag] += 1
-        self.attributes |= {name for name, _ in attrs}
 
 
 def test_the_overview_says_what_is_wrong_and_who_died(app, bench, browse):
