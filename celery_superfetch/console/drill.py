@@ -18,6 +18,7 @@ from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.worker_process import Process, has_socket, worker_at
 from .jobs import Look, Which
+from .overview import state_of
 
 STEP = 0.25  # seconds between two looks
 
@@ -33,6 +34,8 @@ class Run:
     node: str | None = None
     #: Seconds until it had left the dead worker's private list, for its queue or another worker.
     recovered: float | None = None
+    #: Whether it ended in that worker, which was not killed in time.
+    ended: bool = False
     again: str | None = None  # the worker that runs it again
     after: float | None = None  # seconds until that worker began; it may have had no free slot
 
@@ -49,6 +52,7 @@ class Drill:
     seconds: float
     runs: dict[str, Run] = field(default_factory=dict)
     facts: Facts = field(init=False)  # of the victim
+    digests: dict[str, str] = field(default_factory=dict)  # id -> digest, by which a job is counted
 
     def send(self, patience: float) -> None:
         """Send the jobs. They expire once neither a first run nor a second can begin any more."""
@@ -75,6 +79,7 @@ class Drill:
         """How many jobs of the drill the victim runs now; only these count from here on."""
         hit = [row for row in self._running().values() if row["owner"] == self.facts.owner]
         self.runs = {row["id"]: Run(row["id"], row["node"]) for row in hit}
+        self.digests = {row["id"]: row["digest"] for row in hit}
         return len(hit)
 
     def target(self) -> tuple[Process, bool]:
@@ -95,33 +100,48 @@ class Drill:
         return len(self.consumers() - {self.facts.owner})
 
     def consumers(self) -> set[str]:
-        """The living owners that consume the queue."""
+        """The owners that consume the queue and start jobs: no stopping, hung or silent one."""
+        now = self.inspector.database.server_time()
         return {
             facts.owner
-            for facts, _, verdict in self.inspector.judged()
-            if not verdict.dead and self.queue in {*facts.lists} - {*facts.unconsumed}
+            for facts, score, verdict in self.inspector.judged()
+            if not verdict.dead
+            and state_of(facts, max(0, now - score) / 1000) == "running"
+            and self.queue in {*facts.lists} - {*facts.unconsumed}
         }
 
     def wait_again(self, patience: float, tell: Callable[[Run], object]) -> bool:
         """Watch the jobs for ``patience`` seconds, or until all run again, elsewhere or in a worker
-        that was started again; each is handed to ``tell`` as it is seen. Returns whether all were
-        recovered: one may still wait for a free slot, since the drill's other jobs have those."""
-        began = time.monotonic()
+        that was started again, or have ended; each is handed to ``tell`` as it runs. Returns
+        whether all were recovered: one may still wait for a free slot, since the drill's other jobs
+        have those."""
+        began, rows = time.monotonic(), dict[str, dict[str, Any]]()
         for _ in _looks(patience):
-            rows = self._in_flight()
+            rows, recovered = self._in_flight(), self._recovered()
             seconds = round(time.monotonic() - began, 1)
             for run in self.runs.values():
-                row = rows.get(run.id, {})
-                if row.get("owner") == self.facts.owner:
-                    continue
-                if run.recovered is None:
+                row = rows.get(run.id, {"owner": self.facts.owner})
+                is_elsewhere = row["owner"] != self.facts.owner
+                if run.recovered is None and (is_elsewhere or run.id in recovered):
                     run.recovered = seconds
-                if run.after is None and row.get("state") == RUNNING:
+                if run.after is None and is_elsewhere and row["state"] == RUNNING:
                     run.again, run.after = row["node"], seconds
                     tell(run)
             if all(run.after is not None for run in self.runs.values()):
                 break
+            if seconds > self.seconds and not any(
+                id in rows or id in recovered for id in self.runs
+            ):
+                break  # none runs that long, so they have ended
+        for run in self.runs.values():
+            run.ended = run.recovered is None and run.id not in rows
         return all(run.recovered is not None for run in self.runs.values())
+
+    def _recovered(self) -> set[str]:
+        """The jobs that are counted as recovered, whether they run again or wait on their queue."""
+        counters = self.inspector.strikes.counters([*self.digests.values()])
+        rows = zip(self.digests, counters, strict=True)
+        return {id for id, counted in rows if counted.recoveries}
 
     @property
     def stock(self) -> float:

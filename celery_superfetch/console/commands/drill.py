@@ -53,8 +53,10 @@ def drill(
             f"no other worker serves queue {queue!r}: the jobs run again once this one is started "
             "again, by you or by its supervisor"
         )
-    killed = f"Killed {_title(trial)}. " if _kill(trial, yes) else ""
-    complain(f"{killed}Waiting up to {wait:g} s for its jobs to run again ...")
+    if _kill(trial, yes):
+        complain(f"Killed {_title(trial)}. Waiting up to {wait:g} s for its jobs to run again ...")
+    else:
+        complain(f"Waiting up to {wait:g} s, counted from now, for its jobs to run again ...")
     complete = trial.wait_again(wait, lambda run: complain(f"  {_line(run)}"))
     runs = [vars(run) for run in trial.runs.values()]
     document = {"queue": queue, "jobs": runs, "complete": complete, "stock": trial.stock}
@@ -80,11 +82,7 @@ def _kill(trial: Drill, yes: bool) -> bool:
     jobs, text = number(_aimed(trial), "job"), _title(trial)
     pid = trial.facts.process.pid
     if not is_here(trial.facts):
-        complain(
-            f"{text} runs {jobs} of the drill, elsewhere. Kill it there, for example by `kill -9 "
-            f"{pid}` (`ps -fp {pid}` says what it is), or by deleting its pod with "
-            "--grace-period=0."
-        )
+        complain(f"{text} runs {jobs} of the drill, elsewhere. Kill it there: {_way_to_kill(pid)}.")
         _wait_for_operator(yes)
         return False
     try:
@@ -116,6 +114,14 @@ def _kill(trial: Drill, yes: bool) -> bool:
                 f"of this host {exc}. No process was killed"
             )
         ) from None
+
+
+def _way_to_kill(pid: int) -> str:
+    """Say how an operator kills a worker of another host."""
+    container = "kill its container (docker kill), or delete its pod with --grace-period=0"
+    if pid == 1:  # the kernel takes no SIGKILL for it from inside
+        return f"it is the first process of its container, so {container}"
+    return f"`kill -9 {pid}` (`ps -fp {pid}` says what it is), or {container}"
 
 
 def _wait_for_operator(yes: bool) -> None:
@@ -156,11 +162,15 @@ def _verdict(trial: Drill) -> str:
     text += f"; {len(times)} ran again"
     if times:
         text += f", the first after {min(times):g} s and the last after {max(times):g} s"
-    if len(times) < total:
+    if ended := sum(run.ended for run in runs):
+        text += f". {number(ended, 'job')} ended in {trial.facts.node}: it was not killed in time"
+    elif len(times) < total:
         text += (
             ". The others have not started again: they wait for a free slot, or for a worker of "
             f"their queue (`{command()} status` says which)"
         )
+    if ended == total:
+        return f"{text}."
     return (
         f"{text}. Stock Celery would have lost them; with task_acks_late, it would have given them "
         f"back after its visibility timeout of {stock}."

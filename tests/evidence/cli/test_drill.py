@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from functools import partial
+from subprocess import PIPE
 
 import pytest
 
 from support.hosts import Host
 from support.workers.bench import Bench
-from support.workers.worker import SCRIPT, Worker
+from support.workers.cli import superfetch_command
+from support.workers.worker import SCRIPT, Worker, app_env, process_env
 
+QUICK = {"heartbeat_interval": 1, "owner_ttl": 5, "reap_interval": 1}
+LONG = ("--seconds", "8", "--jobs", "3", "--wait", "60")
 SHORT = ("--seconds", "20", "--jobs", "3")
 
 
@@ -62,11 +68,39 @@ def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
 
 
 @pytest.mark.netns
-def test_a_worker_of_another_host_is_killed_there(cli, worker):
+def test_jobs_that_end_in_a_worker_that_is_not_killed_are_not_recovered(cli, worker):
+    """It kills none of another host, and said that jobs that had ended were recovered."""
     far = worker(host=Host("far"), concurrency=2)
-    done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "2", code=1)
-    assert "elsewhere. Kill it there, for example by `kill -9 " in done.err
+    words = ("--seconds", "5", "--jobs", "2", "--yes", "--wait", "30")
+    done = cli("drill", "--queue", "celery", *words, code=1)
+    assert "elsewhere. Kill it there: it is the first process of its container" in done.err
+    assert "kill -9" not in done.err, "the kernel takes no SIGKILL for pid 1 from inside"
     assert far.alive()
+    assert done.out.replace("\n", " ").startswith("0 of ")
+    assert f"ended in {far.name}@far: it was not killed in time" in done.out.replace("\n", " ")
+
+
+@pytest.mark.netns
+def test_jobs_of_a_worker_that_is_killed_on_another_host_run_again_on_a_third(url, worker):
+    hosts = {name: worker(host=Host(name), concurrency=2, options=QUICK) for name in ("one", "two")}
+    env = process_env(app_env(url, ledger_url="", options=QUICK))
+    line = superfetch_command("drill", "--queue", "celery", *LONG, "--yes", "--json")
+    drill = subprocess.Popen(line, env=env, stdout=PIPE, stderr=PIPE, text=True)
+    try:
+        said = ""
+        while "elsewhere" not in said:
+            said = drill.stderr.readline()
+            assert said, "the drill ended"
+        [victim] = [name for name in hosts if f"@{name} " in said]
+        [other] = {*hosts} - {victim}
+        hosts[victim].kill9_all()
+        document = json.loads(drill.communicate(timeout=90)[0])
+    finally:
+        drill.kill()
+    assert document["complete"]
+    assert {run["node"].partition("@")[2] for run in document["jobs"]} == {victim}
+    assert all(run["recovered"] is not None and not run["ended"] for run in document["jobs"])
+    assert {run["again"].partition("@")[2] for run in document["jobs"]} == {other}
 
 
 def test_a_queue_without_a_worker_is_refused_before_anything_is_sent(cli, bench):
