@@ -26,14 +26,13 @@ class Judged(NamedTuple):
     queues: list[dict[str, Any]]
 
     def document(self, wide: bool) -> dict[str, Any]:
-        """Return all as data. Without ``wide`` it leaves out the lists of a queue's other
-        priorities that hold nothing: of five rows of an idle queue four say no more than the first
-        one."""
-        from .status import without_empty_lists  # a probe goes without
+        """Return all as data; without ``wide`` bounded, with how many are left out of what."""
+        from .document import shortened, whole  # a probe goes without
 
         all_findings = [*filter(None, [self.worst]), *self.findings]
-        overview = self.overview if wide else without_empty_lists(self.overview)
-        return {"findings": [finding._asdict() for finding in all_findings], **overview}
+        if wide:
+            return whole(all_findings, self.overview)
+        return shortened(all_findings, self.overview, self.queues)
 
     def print(self, tables: Any, wide: bool) -> None:
         from .status import print_status

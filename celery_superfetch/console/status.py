@@ -47,23 +47,6 @@ def print_verdict(tables: Tables, judged: Any) -> None:
     tables.line(judged.verdict, STYLES[judged.worst.level] if judged.worst else GREEN)
 
 
-def without_empty_lists(overview: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an overview without the empty lists of a queue's other priorities, in its queues and
-    in those of its owners; and how many these are."""
-    empty = {
-        row["list"]
-        for row in overview["queues"]
-        if row["list"] != row["queue"]
-        and not (row["length"] or row["probation"] or row["parked"] or row.get("error"))
-    }
-    owners = [
-        {**row, "queues": [name for name in row["queues"] if name not in empty]}
-        for row in overview["owners"]
-    ]
-    queues = [row for row in overview["queues"] if row["list"] not in empty]
-    return {**overview, "owners": owners, "queues": queues, "empty_lists_left_out": len(empty)}
-
-
 def _owners(tables: Tables, owners: Rows, reaped: Mapping[str, int], wide: bool) -> None:
     rows = [_owner(row) for row in owners]
     idle = {"Owner"} if not wide else set()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,22 @@ ALONE = {"reap_interval": 3600}
 
 def owners(result: Result) -> list[dict[str, Any]]:
     return result.json()["owners"]
+
+
+def test_the_page_on_status_has_each_field_of_its_document(cli, bench):
+    """Programs rely on these."""
+    bench.owner(lists=["celery"])
+    page = (Path(__file__).parents[3] / "docs/operate/status.md").read_text()
+    table = page.partition("(status-as-data)=")[2].partition("(probes)=")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    texts = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    document = cli("status", "--json").json()
+    assert {*texts} == {*document}
+    for name in ("owners", "queues", "findings"):
+        fields = {field for row in document[name] for field in row}
+        assert fields <= {*re.findall(r"`(\w+)`", texts[name])}, name
+    for name in ("dead_set", "lost"):
+        assert {*document[name]} == {*re.findall(r"`(\w+)`", texts[name])}, name
 
 
 # -- status and reap -----------------------------------------------------------------------------
