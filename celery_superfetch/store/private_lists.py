@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time
 from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
 
 from ..model.job import (
     CLAIMS_A_SECOND,
@@ -23,6 +26,8 @@ from .database import Database, Structure, chunks
 from .wire.clients import LoneConnection
 from .wire.scripts import Call
 from .wire.server import warn_once
+
+logger = logging.getLogger(__name__)
 
 #: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
 #: keeps others waiting.
@@ -118,7 +123,16 @@ class PrivateLists(Structure):
 
     def mark_suspect(self, job: Job) -> None:
         """Let whatever returns a job put it on probation; its history must be there."""
-        self.client.hsetnx(self.keys.recoveries(digest(job.payload)), "probation", 1)
+        key = self.keys.recoveries(digest(job.payload))
+        try:
+            self.client.hsetnx(key, "probation", 1)
+        except ResponseError as exc:
+            if not str(exc).startswith("WRONGTYPE"):
+                raise
+            # As scripts do (`delete_foreign`): a stranger's key counts as no history.
+            logger.warning("Key %s held no history. It was deleted, and counts as empty.", key)
+            self.client.delete(key)
+            self.client.hsetnx(key, "probation", 1)
 
     def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
         """The call that settles jobs of one owner, those with counters first, and has others run

@@ -9,7 +9,9 @@
 local counters, rows = KEYS[1], KEYS[2]
 local keep_ms, most_rows, labels = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local first, now = 4 + labels, now()
-redis.call('HLEN', counters)
+read_note('hash', 'HLEN', counters)
+read_note('zset', 'ZCARD', rows)
+delete_foreign()
 local room = most_rows - redis.call('ZCARD', rows)
 for _, row in ipairs(redis.call('ZRANGEBYSCORE', rows, '-inf', now - keep_ms, 'LIMIT', 0, 100)) do
   redis.call('ZREM', rows, row)

@@ -24,7 +24,7 @@ else
   -- A reaper removes the row. While that is there, the owner is still one, whatever else is gone.
   if not state or not listed or redis.call('SISMEMBER', host, owner) == 0 then return {'missing'} end
 end
-local probation = redis.call('SMEMBERS', KEYS[4])
+local probation = read_note('set', 'SMEMBERS', KEYS[4])
 -- A key of another type says as little as none, and an owner has to be heard.
 local parked = redis.pcall('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
 local now = now()

@@ -17,7 +17,8 @@ local most_jobs, most_bytes, batch = tonumber(ARGV[6]), tonumber(ARGV[7]), tonum
 local is_told, queue_list = ARGV[9] == '1', ARGV[10]
 local notice, placeholder, expires = ARGV[11], ARGV[12], tonumber(ARGV[13])
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
-if (redis.call('HGET', counters, 'recoveries') or '0') ~= expected then return {'recounted'} end
+local history = read_note('hash', 'HMGET', counters, 'recoveries')
+if (history[1] or '0') ~= expected then return {'recounted'} end
 -- One comes, so one has to go, or as many as have its bytes; a lowered limit is reached by `trim`.
 local size = redis.call('ZCARD', cap)
 local full = most_jobs > 0 and size >= most_jobs
@@ -30,6 +31,7 @@ local now = now()
 local payload, steps = unpack(redis.call('HMGET', private, claim, 's' .. claim))
 if not payload then return {'moved'} end
 redis.call('HDEL', private, 'w')  -- a removal first, and arrival before departure (shared.lua)
+delete_foreign(stats)
 if steps then record = string.sub(record, 1, -2) .. ', "steps": "' .. steps .. '"}' end
 -- Another item of the same bytes is there: both are kept, or killing one would lose the other.
 -- By the time, a free name is found soon however many there are.

@@ -5,8 +5,11 @@
 -- Crash: the lock expires by itself.
 local lock = KEYS[1]
 -- One that lasts for longer than it was to is from before the server's clock was set back.
-local longest = tonumber(redis.call('GET', lock) or 0) + 1000
-if redis.call('EXISTS', lock) == 1 and redis.call('TTL', lock) * 1000 <= longest then return 0 end
+local held = read_note('string', 'GET', lock)
+local longest = (tonumber(type(held) == 'string' and held) or 0) + 1000
+local ttl_s = redis.call('TTL', lock)
+-- One without an end was not taken here: it would be held for ever.
+if type(held) == 'string' and ttl_s >= 0 and ttl_s * 1000 <= longest then return 0 end
 -- A removal first, on servers before 7.0 (shared.lua).
 redis.call('DEL', lock)
 redis.call('SET', lock, ARGV[1], 'PX', ARGV[1])

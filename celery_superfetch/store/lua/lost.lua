@@ -7,6 +7,8 @@
 -- Crash: they are counted, or not.
 local stats, event, pause_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
 local jobs = (#ARGV - 2) / 2
+read_note('hash', 'HLEN', stats)
+delete_foreign()
 redis.call('HINCRBY', stats, event, jobs)
 if event == 'lost' then
   local now = now()

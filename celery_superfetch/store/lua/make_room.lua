@@ -16,7 +16,9 @@ local histories, window, room = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local lists = #KEYS - 2
 local MOST_FREED = 100  -- suspects, of all lists, that one call lets run alongside others
 local now = now()
-local noted = redis.call('HMGET', latest, 'owner', 'since', 'until', 'next', 'serves')
+local noted = read_note('hash', 'HMGET', latest, 'owner', 'since', 'until', 'next', 'serves')
+read_note('set', 'SISMEMBER', on_probation, '')
+delete_foreign()
 -- If the server's clock was set back, the latest quiesce says nothing: its times are in the future.
 if now < tonumber(noted[2] or 0) then noted = {} end
 local since, ends = tonumber(noted[2] or 0), tonumber(noted[3] or 0)

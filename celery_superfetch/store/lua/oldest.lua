@@ -10,7 +10,8 @@ local now = now()
 
 local function since(name)
   local payload = redis.pcall('LINDEX', prefix .. name, -1)
-  local noted = redis.call('HGET', oldest, name)
+  local noted = redis.pcall('HGET', oldest, name)
+  if type(noted) ~= 'string' then noted = false end  -- a key of another type says as little as none
   if type(payload) ~= 'string' then
     if noted and notes then redis.call('HDEL', oldest, name) end
     return 0
@@ -25,6 +26,10 @@ local function since(name)
   return now
 end
 
+if notes then
+  read_note('hash', 'HLEN', oldest)
+  delete_foreign()
+end
 local times = {now}
 for i = 4, #ARGV do
   times[#times + 1] = since(ARGV[i])

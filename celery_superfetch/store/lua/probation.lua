@@ -9,19 +9,21 @@
 local owners, on_probation, probation, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local owner, queue_list, histories, alongside, id = unpack(ARGV)
 if not redis.call('ZSCORE', owners, owner) then return {'unregistered'} end
-redis.call('SISMEMBER', on_probation, queue_list)
+read_note('set', 'SISMEMBER', on_probation, queue_list)
 redis.call('RPOP', probation, 0)  -- a removal first, and arrival before departure (shared.lua)
 local payload = redis.call('LRANGE', probation, -1, -1)[1]
 if not payload then
+  delete_foreign()
   redis.call('SREM', on_probation, queue_list)
   return {'none'}
 end
 local history = histories .. redis.sha1hex(payload)
-local mark = redis.call(
+local mark = read_note('hash',
   'HMGET', history, 'recoveries', 'strikes', 'requeues', 'token', 'steps', 'stops', 'first_claim',
   'probation')
-local may_run_alongside = redis.call('HEXISTS', history, 'quiesced') == 1
+local may_run_alongside = redis.pcall('HEXISTS', history, 'quiesced') == 1
 if alongside == '1' and not may_run_alongside then return {'waits'} end
+delete_foreign()
 if mark[5] then redis.call('HSET', private, 's' .. id, mark[5]) end
 redis.call('HSET', private, id, payload)
 redis.call('RPOP', probation)

@@ -23,13 +23,14 @@ local function args_of(i) return unpack(ARGV, OF_ALL + OF_EACH * (i - 1) + 1, OF
 local no = wrong(queue, probation)
 if no then return no end
 local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
-redis.call('SISMEMBER', on_probation, queue_list)
+read_note('set', 'SISMEMBER', on_probation, queue_list)
 local jobs = #KEYS - FIRST_KEY
--- All is read before anything moves: a key of another type raises here, while each job is in its place.
+-- All is read before anything moves: if the private list or the owner's record has another type, the script
+-- raises here, while each job is in its place. A history of another type counts as none.
 local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  before[i] = redis.call('HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'probation', 'token',
-    'quiesced', 'stops', 'deaths', 'alongside')
+  before[i] = read_note('hash', 'HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'probation',
+    'token', 'quiesced', 'stops', 'deaths', 'alongside')
   local id = args_of(i)
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
 end
@@ -78,6 +79,7 @@ local function recover(i)
   count_by_task(stats, 'recovered', queue_list, payloads[i])
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
+delete_foreign(stats)
 local suspects = {}
 for i = 1, jobs do
   local history = KEYS[FIRST_KEY + i]

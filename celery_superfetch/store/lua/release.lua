@@ -18,9 +18,10 @@ for i = 9, #ARGV, 2 do expires[ARGV[i]] = ARGV[i + 1] end
 local now = now()
 local due = string.format('%.0f', now + early)
 local counted = redis.call('EXISTS', flag) == 1
-redis.call('SISMEMBER', on_probation, '')
+read_note('set', 'SISMEMBER', on_probation, '')
 
 local count = 0
+delete_foreign()
 local function move(name, member)
   local payload = string.sub(member, (string.find(member, '\n') or 0) + 1)
   -- A history key of another type counts as none: if it raised, no job would be released.

@@ -16,13 +16,15 @@ local window, expires, owner = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local to_front, named = tonumber(ARGV[6]), tonumber(ARGV[7])
 local no = wrong(queue, probation)
 if no then return no end
+read_note('set', 'SISMEMBER', on_probation, queue_list)
 local jobs, payloads, steps, earlier = #KEYS - 7, {}, {}, {}
 for i = 1, jobs do
   local id = ARGV[6 + 2 * i]
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
-  earlier[i] = redis.call('HMGET', KEYS[i + 7], 'probation', 'token', 'stops', 'history')
+  earlier[i] = read_note('hash', 'HMGET', KEYS[i + 7], 'probation', 'token', 'stops', 'history')
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
+delete_foreign(stats)
 local total, to_queue, gone, missing = 0, false, {}, {}
 for i = 1, jobs do
   local id, record, history = ARGV[6 + 2 * i], ARGV[7 + 2 * i], KEYS[i + 7]

@@ -123,6 +123,32 @@ local function drop(ids, caps)
   return call_in_parts('HDEL', KEYS[2], ids)
 end
 
+-- Keys of notes that hold another type than the package writes there. `read_note` finds them.
+local foreign = {}
+
+-- Reads a note: a job's history, an index, a counter. A key of another type, which only a stranger can have
+-- written, counts as no note. If it raised, one such key would keep all jobs of its script waiting for ever.
+local function read_note(kind, command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  local held = redis.call('TYPE', key).ok
+  if held == kind or held == 'none' then return redis.call(command, key, ...) end  -- it raises
+  foreign[#foreign + 1] = key
+  return {}
+end
+
+-- Deletes such keys, so that the package's own note can be written. A script calls it after its checks and
+-- before its other writes. The server's log names each, and with `stats` they are counted.
+local function delete_foreign(stats)
+  for _, key in ipairs(foreign) do
+    redis.log(redis.LOG_WARNING, 'celery_superfetch: ' .. key .. ' held a ' .. redis.call('TYPE', key).ok
+      .. ', which this package never writes there. It was deleted, and counts as empty.')
+    redis.call('DEL', key)
+    if stats then redis.pcall('HINCRBY', stats, 'foreign_keys', 1) end
+  end
+  foreign = {}
+end
+
 -- Counts a job by queue list and task, for metrics. An error counts nothing, and does not stop the script.
 -- Rows are bounded: beyond 2,000 fields a new row has no task, beyond 2,500 no queue list either. If the
 -- task's name is not in the headers, or is very long, the row has none.

@@ -198,20 +198,30 @@ def test_what_an_orphan_has_handed_on_is_known_to_its_next_run(bench):
 
 
 @pytest.mark.parametrize("strikes", [None, 1], ids=["", "on probation"])
-@pytest.mark.parametrize("broken", ["where they go", "counters"])
-def test_a_key_of_another_type_moves_nothing_and_counts_nothing(bench, broken, strikes):
+def test_a_key_of_another_type_moves_nothing_and_counts_nothing(bench, strikes):
     """Found half way it would cost the jobs that had left their list by then."""
     other = payload(2)
     owner = reaped(bench, other, JOB)
-    goal = bench.keys.probation("mail") if strikes else bench.keys.queue("mail")
-    key = goal if broken == "where they go" else bench.keys.recoveries(digest(other))
-    bench.client.set(key, "a text")
+    bench.client.set(
+        bench.keys.probation("mail") if strikes else bench.keys.queue("mail"), "a text"
+    )
     pair = [bench.recovery(job, Counters(strikes=strikes)) for job in bench.held(owner)]
     [reply] = bench.scripts.run_all([bench.recoveries.recover(pair, 0, marked=True)], errors=True)
     assert "WRONGTYPE" in str(reply)
     assert bench.private(owner) == [JOB, other]
     assert bench.counters(JOB) == Counters()
     assert bench.stat("recovered") == 0
+
+
+def test_a_history_of_another_type_counts_as_none(bench):
+    """It kept all jobs of its owner and queue where they were, in each pass."""
+    other = payload(2)
+    owner = reaped(bench, other, JOB)
+    bench.client.set(bench.keys.recoveries(digest(other)), "a text")
+    assert recover(bench, owner, [JOB, other], Counters()) == [b"ok", b"ok"]
+    assert {*bench.queue()} == {JOB, other}
+    assert bench.counters(other).recoveries == bench.counters(JOB).recoveries == 1
+    assert bench.stat("foreign_keys") == 1
 
 
 @pytest.mark.parametrize("history", ["{broken", "7"])

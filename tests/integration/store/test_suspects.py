@@ -11,7 +11,6 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, digest
 from celery_superfetch.model.strikes import Blame
-from support.servers.faults import another_type
 from support.workers.bench import payload
 from support.workers.orphans import reaped, recover
 
@@ -67,8 +66,6 @@ def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
         return bench.run(bench.lists.claim_suspect(who.owner, "mail"))
 
     assert claim_alone(bench.owner(register=False)) == [b"unregistered"]
-    with another_type(bench.client, bench.keys.on_probation), pytest.raises(redis.ResponseError):
-        claim_alone()
     bench.client.set(bench.keys.private(owner.owner), "a text")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         claim_alone()
