@@ -11,6 +11,9 @@ from starlette.testclient import TestClient
 
 HERE = "http://localhost"
 
+#: Text that would be markup, and an order to a terminal.
+EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e\x1b[2J"
+
 
 def browser_at(served: Any, **options: Any) -> TestClient:
     """A browser at a page, which says with each form that the form is from there."""

@@ -25,6 +25,22 @@ CHANGES = (
 )
 
 
+#: What a request may name as its host -> the status of the answer on loopback, without a token.
+HOSTS = {
+    "localhost": 200,
+    "localhost:5566": 200,
+    "127.0.0.1:5566": 200,
+    "[::1]:5566": 200,
+    "evil.example": 421,
+    "127.0.0.1.evil.example": 421,
+    "localhost.evil.example": 421,
+    "evil.example#@localhost": 421,
+    "localhost@evil.example": 421,
+    "[": 421,
+    "": 421,
+}
+
+
 class Page(Process):
     """A page that is served: `Page(env(), tmp_path, "--allow-changes", token=None)`."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from support.visitors import Page
 
@@ -22,3 +23,8 @@ def serve(
         return page.wait_ready()
 
     return start
+
+
+@pytest.fixture
+def app(make_app: Callable[..., Celery]) -> Celery:
+    return make_app()
