@@ -171,7 +171,8 @@ def _drained(report: Drained) -> Iterator[str]:
             "there, `dead retry` puts a job back on its queue."
         )
     if report.keys:
-        yield f"{number(report.keys, 'key')} of bookkeeping left; no job is there."
+        are, hold = ("is", "it holds") if report.keys == 1 else ("are", "they hold")
+        yield f"{number(report.keys, 'key')} of bookkeeping {are} left; {hold} no job."
 
 
 def _warn_of(warnings: Sequence[str], what: str) -> None:

@@ -10,7 +10,7 @@ from ..model.silence import watch_time
 from ..model.verdict import Reason
 from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import LATELY
+from .overview import DEATHS, LATELY
 
 #: Why a worker was declared dead whose process may still run.
 MAY_RUN = {reason.value for reason in (Reason.HUNG, Reason.DISCONNECTED, Reason.SILENT)}
@@ -138,7 +138,10 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         may_run = reason in MAY_RUN
         verb = "was declared dead" if may_run else "died"
         text = f"worker {name} {verb} {ago(row['at'], now)} ({reason}), {_fate(row)}"
-        text += f", and {len(lately) - 1} more died within the hour" if len(lately) > 1 else ""
+        if len(lately) > 1:
+            # The overview has the latest deaths alone.
+            least = "at least " if len(overview["deaths"]) >= DEATHS else ""
+            text += f", and {least}{len(lately) - 1} more died within the hour"
         fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
         if reason == Reason.HUNG.value:
             fix = (

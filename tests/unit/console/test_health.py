@@ -11,7 +11,7 @@ from celery_superfetch.console.finding import Finding
 from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.findings_of_workers import STOPPING_LONG_S
 from celery_superfetch.console.health import findings, verdict
-from celery_superfetch.console.overview import by_queue, consumers_of
+from celery_superfetch.console.overview import DEATHS, by_queue, consumers_of
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.model.words import span
 from support.well import MIB, WELL
@@ -138,6 +138,15 @@ def test_who_died_lately_and_is_not_back(seen):
     assert only(seen).text.endswith("to their queues, and 1 more died within the hour")
     seen["owners"][0]["node"] = "b@vm"
     assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
+
+
+def test_of_more_deaths_than_it_knows_it_names_no_number(seen):
+    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
+    death["at"] = "2026-01-02T02:58:30.000+00:00"
+    seen["deaths"] = [{**death, "node": f"b{number}@vm"} for number in range(DEATHS)]
+    assert only(seen).text.endswith(f", and at least {DEATHS - 1} more died within the hour")
+    del seen["deaths"][0]
+    assert only(seen).text.endswith(f", and {DEATHS - 2} more died within the hour")
 
 
 def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(seen):
