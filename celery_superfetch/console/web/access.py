@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...errors import ConfigError
 from ..listener import names_loopback
-from .origins import cookie_name, set_cookie
+from .origins import client_address, cookie_name, set_cookie
 from .sessions import SESSION_S, Sessions
 
 #: Characters that a token has at least: it is all that stands before the page.
@@ -94,7 +94,7 @@ class Access:
         self._sessions.end(self.session(request) or "")
         set_cookie(request, response, LOGIN, self._sessions.begin(), SESSION_S)
         if request.headers.get("x-forwarded-proto") == "https" != request.scope.get("scheme"):
-            address = request.client.host if request.client else "unknown"
+            address = client_address(request)
             logger.warning(UNKNOWN_PROXY, address, address)
 
     def log_out(self, request: Request, response: Response) -> None:

@@ -8,6 +8,8 @@ import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from .origins import client_address
+
 logger = logging.getLogger(__name__)
 
 #: Seconds that the answer to a wrong token takes.
@@ -29,11 +31,10 @@ class Guesses:
         if self._delayed_count >= DELAYED_MOST:
             headers = {"retry-after": "1"}
             raise HTTPException(429, "Too many wrong tokens: try again in a second.", headers)
-        address = request.client.host if request.client else "unknown"
         logger.warning(
             "Wrong token for the page (address=%s): refused. If this repeats, it may be guessed: "
             "keep the page from that address.",
-            address,
+            client_address(request),
         )
         self._delayed_count += 1
         try:

@@ -1,9 +1,10 @@
-"""Where a request comes from: the page's own origin, and the names of its cookies there."""
+"""Where a request comes from, and where the page is for it: origin, root and cookies."""
 
 from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
+from ipaddress import ip_address
 from urllib.parse import quote, urlsplit
 
 from starlette.requests import Request
@@ -42,6 +43,22 @@ def _origin(url: str) -> Origin | None:
         if parts.hostname and port and parts.scheme in DEFAULT_PORTS:
             return parts.scheme, parts.hostname, port
     return None
+
+
+def client_address(request: Request) -> str:
+    """Return the address of a client as a log may have it. Proxies pass on what a client says of
+    itself: as it stands, it could speak to an operator's terminal."""
+    address = request.client.host if request.client else ""
+    with suppress(ValueError):
+        return ip_address(address.partition("%")[0]).compressed
+    return "unknown"
+
+
+def page_root(request: Request) -> str:
+    """Return the way to the page's root, relative to the request: a proxy may put the page
+    anywhere, and no ``Host`` of a request counts."""
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return "../" * (path.count("/") - 1) or "./"
 
 
 def cookie_name(request: Request, kind: str) -> str:

@@ -25,7 +25,7 @@ from ...model.words import number
 from .access import HEADERS, Access, Headers
 from .form import FORM_MAX_BYTES, SMALL_FORM_MAX_BYTES, Form, parse_form, read_body
 from .guesses import Guesses
-from .origins import is_from_page
+from .origins import is_from_page, page_root
 from .secret_names import HIDE, Hide
 from .seen import BUSY_S, Busy, Seen
 from .shown import ENDS, FILTERS, JOB_STATES, shown
@@ -145,7 +145,7 @@ class Page:
                 said = ASK_FOR_TOKEN if code is None else CODE_REFUSED
                 return self._render(request, "login.html", 401, said=said)
             if code is not None:
-                return RedirectResponse("./", 303)  # it need not stay in the address
+                return RedirectResponse(page_root(request), 303)  # it need not stay in the address
             request.state.may_see = True
             if request.method != "POST":
                 return await run_in_threadpool(view, request)
@@ -273,13 +273,13 @@ class Page:
 
     def _logged_in(self, request: Request) -> Response:
         """Begin a session, and lead to an address without a code in it."""
-        response = RedirectResponse("./", 303)
+        response = RedirectResponse(page_root(request), 303)
         self._access.log_in(request, response)
         return response
 
     def logout(self, request: Request, form: Form) -> Response:
         self._check_key(request, form)
-        response = RedirectResponse("./", 303)
+        response = RedirectResponse(page_root(request), 303)
         self._access.log_out(request, response)
         return response
 
@@ -300,11 +300,9 @@ class Page:
     def _render(
         self, request: Request, template: str, status: int = 200, **values: Any
     ) -> Response:
-        path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
         forms = self._access.forms(request)
         html = self._templates.get_template(template).render(
-            # Relative, so that a proxy may put the page wherever it likes.
-            base="../" * (path.count("/") - 1) or "./",
+            base=page_root(request),
             app_name=self._app.main,
             read_only=self._read_only,
             logged_in=self._access.session(request) is not None,

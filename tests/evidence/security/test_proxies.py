@@ -101,6 +101,23 @@ def test_no_answer_leads_to_a_host_that_a_request_names(serve, bench):
                 assert answer.headers.get("location", "./") == "./", (host, path)
 
 
+def test_what_a_client_says_of_its_address_is_no_text_in_the_log(serve):
+    page = serve()
+    for said, shown in {
+        "192.0.2.7": "192.0.2.7",
+        "\x1b[2J All is well": "unknown",
+        "fe80::1%\x1b[2J": "fe80::1",
+        "x" * 5000: "unknown",
+    }.items():
+        browser = by_proxy(
+            page, "127.0.0.1", **{"x-forwarded-for": said, "origin": f"https://{HOST}"}
+        )
+        assert browser.post("login", data={"token": "wrong"}).status_code == 401
+        assert page.log().splitlines()[-1].count(f"(address={shown})") == 1
+    assert "\x1b" not in page.log()
+    assert "xxx" not in page.log()
+
+
 def test_pages_that_are_mounted_beside_each_other_have_cookies_of_their_own(make_app, bench):
     outer = Starlette(
         routes=[

@@ -161,6 +161,8 @@ def test_with_changes_allowed_a_local_user_needs_the_token_that_was_made_up(serv
         assert (answer.status_code, answer.headers["location"]) == (303, "./")
         assert code not in str(answer.headers)
         assert not answer.content
+    answer = browser.get(f"/dead/{job.id}", params={"token": code})
+    assert (answer.status_code, answer.headers["location"]) == (303, "../")
     assert stranger.get("/", params={"token": code}).status_code == 401, "once, for one browser"
     assert browser.send_form("dead", "retry", job.id) == 200
     assert page.logged_in(token).get("/").status_code == 200
