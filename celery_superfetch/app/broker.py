@@ -68,7 +68,9 @@ def config_of(app: Celery) -> Config:
 
 
 def database_of(app: Celery, client: Redis) -> Database:
-    return Database(client, config_of(app))
+    database = Database(client, config_of(app))
+    database.is_registered = lambda task: task in app.tasks
+    return database
 
 
 @legible()

@@ -60,7 +60,9 @@ class Heart:
         self.elsewhere = elsewhere
         self.config = config
         self.client = Redis(connection_pool=self._pool())  # everybody's but the heart's
-        self.in_flight = InFlight(Database(self.client, config), runner)
+        database = Database(self.client, config)
+        database.is_registered = runner.is_registered
+        self.in_flight = InFlight(database, runner)
         #: What the registry was told last; has no name while this process is not registered.
         self.facts = Facts.mine("", ProcessImage.current(), config)
         #: As in ``Facts``; whoever knows the runs writes it.

@@ -109,6 +109,7 @@ class StrikeCounters(Structure):
         owner, queue_list = first.job.owner, first.job.queue_list
         names = [keys.facts(owner), keys.private(owner), keys.queue(queue_list), keys.recovered]
         names += [keys.stats, keys.probation(queue_list), keys.on_probation, keys.stopped]
+        names.append(keys.stats_rows)
         args: list[Any] = [int(marked), window, expires, queue_list, owner, first.reason]
         args += [STOPS_TO_FRONT, STOPS_NAMED]
         for recovery in recoveries:
@@ -116,4 +117,5 @@ class StrikeCounters(Structure):
             names.append(keys.recoveries(recovery.digest))
             args += [job.claim_id, recovery.recoveries - 1, recovery.strikes, recovery.blame.value]
             args += [recovery.probation, int(recovery.own), recovery.record]
+            args.append(self.database.counted_as(recovery.task))
         return Call("recover", names, args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import Redis
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NAME_MAX_CHARS = 200  # of a task that has counters of its own
 BATCH = 50  # jobs moved in one round trip by plain commands
 
 
@@ -27,6 +28,8 @@ class Database:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
+        #: Whether the app that uses it has a task of this name; without an app it has none.
+        self.is_registered: Callable[[str], bool] = lambda task: False
 
     @lazy_property
     def scripts(self) -> Scripts:
@@ -34,6 +37,11 @@ class Database:
         from .wire.scripts import Scripts
 
         return Scripts(self.client, self.keys.never)
+
+    def counted_as(self, task: str | None) -> str:
+        """Return a task's name, for counters; empty if the app does not have it. Producers name
+        tasks as they like, and each name is a row that stays for a week."""
+        return task if task and len(task) <= NAME_MAX_CHARS and self.is_registered(task) else ""
 
     def server_time(self) -> int:
         """The server's clock in ms: the only clock that is shared."""

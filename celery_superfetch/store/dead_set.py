@@ -205,7 +205,7 @@ class DeadSet(Structure):
         keys, job, cap = self.keys, recovery.job, cap_of(recovery, self.keys, self.config)
         names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
         names += [keys.facts(job.owner), keys.private(job.owner)]
-        names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list)]
+        names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list), keys.stats_rows]
         dead = replace(DeadJob.of(recovery), notice=(notice and parse(notice).task_id) or "")
         record = dead.dump(cap.most_whole_bytes)
         recoveries = recovery.recoveries - (not recovery.counted)
@@ -213,6 +213,7 @@ class DeadSet(Structure):
         is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK
         args += [cap.most_jobs, cap.most_bytes, DROPS_MOST]
         args += [int(is_told), job.queue_list, notice or b"", DEAD_ID, expires]
+        args.append(self.database.counted_as(recovery.task))
         return Call("kill", names, args)
 
     def trim(self) -> list[Trimmed]:

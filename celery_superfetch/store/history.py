@@ -72,16 +72,17 @@ class History(Structure):
 
     def lost(self, job: Job) -> None:
         """Count a job whose owner lost it to another."""
-        args = ["ownership_lost", LOSS_PAUSE_S * 1000, job.queue_list, job.payload]
-        self.scripts.run("lost", [self.keys.stats], args)
+        self._lost("ownership_lost", [job])
 
     def lost_by_server(self, jobs: Sequence[Job]) -> None:
         """Count jobs that the server lost before they had run, and note that it is now."""
-        args: list[Any] = ["lost", LOSS_PAUSE_S * 1000]
+        self._lost("lost", jobs)
+
+    def _lost(self, event: str, jobs: Sequence[Job]) -> None:
+        args: list[Any] = [event, LOSS_PAUSE_S * 1000]
         for job in jobs:
-            # Of the payloads, which may be large, only what the script reads.
-            args += [job.queue_list, json.dumps({"task": parse(job.payload).task or ""})]
-        self.scripts.run("lost", [self.keys.stats], args)
+            args += [job.queue_list, self.database.counted_as(parse(job.payload).task)]
+        self.scripts.run("lost", [self.keys.stats, self.keys.stats_rows], args)
 
     def lost_data(self) -> None:
         """Record that the server no longer knew an owner that lives, and that it is now."""
@@ -111,7 +112,8 @@ class History(Structure):
     def passed(self, summary: Mapping[str, Any]) -> None:
         """Record a pass as the last one, with the ``summary`` of it, and count it."""
         fields = [part for pair in summary.items() for part in pair]
-        self.scripts.run("passed", [self.keys.last_pass, self.keys.stats], fields)
+        names = [self.keys.last_pass, self.keys.stats, self.keys.stats_rows]
+        self.scripts.run("passed", names, [DAYS * 86_400_000, *fields])
 
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""

@@ -27,6 +27,7 @@ class Keys:
         self.runs = f"{own}runs"  # HASH how runs ended and how long they took -> number
         self.run_rows = f"{own}runs:rows"  # ZSET row of ``runs`` -> when it grew last (server ms)
         self.stats = f"{own}stats"  # HASH counter -> number, by list and task, too
+        self.stats_rows = f"{own}stats:rows"  # ZSET row of ``stats`` -> when it grew (server ms)
         self.deaths = f"{own}deaths"  # ZSET JSON of an owner's death -> when (server ms)
         self.last_pass = f"{own}pass"  # HASH of the last pass: when, by whom, what it found
         self.beats = f"{own}beats"  # HASH app -> the last tick of its beat

@@ -152,14 +152,14 @@ class PrivateLists(Structure):
         short because their worker was stopping."""
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
-        names += [keys.probation(queue_list), keys.on_probation, keys.stopped]
+        names += [keys.probation(queue_list), keys.on_probation, keys.stopped, keys.stats_rows]
         names += [keys.recoveries(digest(job.payload)) for job in jobs]
         window = int(self.config.strike_window)
         args = [queue_list, where, window, expires, owner, STOPS_TO_FRONT, STOPS_NAMED]
         for job in jobs:
-            envelope = parse(job.payload) if job in stopped else None
-            record = stop_record(job, envelope.task, envelope.task_id) if envelope else ""
-            args += [job.claim_id, record]
+            task, id = parse(job.payload)[1:3]
+            record = stop_record(job, task, id) if job in stopped else ""
+            args += [job.claim_id, record, self.database.counted_as(task)]
         # Whole: one that the server does not know yet would come behind its successor.
         return Call("requeue", names, args, whole=True)
 

@@ -132,6 +132,10 @@ class Gate(Runner):
         """Return when a job of this task may run at the earliest (s since the epoch; 0: now)."""
         return self.notice.not_before(owner.database) if task == ANNOUNCE_TASK else 0.0
 
+    def is_registered(self, task: str) -> bool:
+        """Return whether the worker has a task of this name."""
+        return task in self.worker.app.tasks
+
     def busy(self, unsettled: bool) -> bool:
         """Return whether the pool has a job."""
         return bool(self.out)

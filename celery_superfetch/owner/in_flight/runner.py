@@ -21,6 +21,10 @@ class Runner:
     run_counts: Any = None  # how its runs end; only a worker counts
     failure: BaseException | None = None  # what ends that loop, at its next turn at the latest
 
+    def is_registered(self, task: str) -> bool:
+        """Return whether its app has a task of this name."""
+        return False
+
     def pids(self) -> Sequence[tuple[int, str]]:
         return ()
 

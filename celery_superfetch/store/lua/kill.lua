@@ -1,21 +1,22 @@
 -- Moves one job from a private list to the dead set, whole, with what it has handed on, and puts the
 -- notice of that in front of those that wait in its queue.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many kills have
---       dropped, the cap it is under, the owner's facts, private list, the job's counters, its queue list
+--       dropped, the cap it is under, the owner's facts, private list, the job's counters, its queue list,
+--       rows of stats
 -- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
 --       record (JSON), most jobs under that cap (0: the passes of another app keep it), most bytes of their
 --       records (0: any number), most jobs to drop for this one, 1 where somebody is to be told, queue
 --       list, the notice (empty: there is none), what stands in it for the id in the dead set, ms of the
---       queue's x-expires (0: none)
+--       queue's x-expires (0: none), name of its task (empty: it is not registered)
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
-local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, facts, private, counters, queue =
+local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, facts, private, counters, queue, rows =
   unpack(KEYS)
 local claim, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local most_jobs, most_bytes, batch = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local is_told, queue_list = ARGV[9] == '1', ARGV[10]
-local notice, placeholder, expires = ARGV[11], ARGV[12], tonumber(ARGV[13])
+local notice, placeholder, expires, task = ARGV[11], ARGV[12], tonumber(ARGV[13]), ARGV[14]
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 local history = read_note('hash', 'HMGET', counters, 'recoveries')
 if (history[1] or '0') ~= expected then return {'recounted'} end
@@ -48,7 +49,7 @@ redis.call('HDEL', private, claim, 'w' .. claim, 's' .. claim)
 redis.call('DEL', counters)
 redis.pcall('HINCRBY', bytes, cap, #record)
 redis.pcall('HINCRBY', stats, 'killed', 1)
-count_by_task(stats, 'killed', queue_list, payload)
+count_by_task(stats, rows, 'killed', queue_list, task)
 if notice ~= '' then
   local from, to = string.find(notice, placeholder)
   redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))

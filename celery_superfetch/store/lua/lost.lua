@@ -1,11 +1,11 @@
 -- Counts jobs that their owner lost to another, or that the server lost.
--- KEYS: stats
+-- KEYS: stats, rows of stats
 -- ARGV: event ("ownership_lost", or "lost": the latest losses are counted by themselves, too, with the times
 --       of the first and the last of them), ms without a loss after which that count begins anew, then for
---       each job its queue list and its payload, or as much of that as names its task
+--       each job its queue list and the name of its task (empty: it is not registered)
 -- Returns: nothing
 -- Crash: they are counted, or not.
-local stats, event, pause_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local stats, rows, event, pause_ms = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
 local jobs = (#ARGV - 2) / 2
 read_note('hash', 'HLEN', stats)
 delete_foreign()
@@ -21,4 +21,4 @@ if event == 'lost' then
   redis.call('HINCRBY', stats, 'lost\tlately', jobs)
   redis.call('HSET', stats, 'lost\tat', now)
 end
-for i = 3, #ARGV, 2 do count_by_task(stats, event, ARGV[i], ARGV[i + 1]) end
+for i = 3, #ARGV, 2 do count_by_task(stats, rows, event, ARGV[i], ARGV[i + 1]) end

@@ -2,23 +2,23 @@
 -- the recovery in its history. The reaper calls it for a dead owner, a live owner for a job whose pool
 -- process was lost. Each job's steps note is kept in its history, for the next claim.
 -- KEYS: the owner's record, private list, public queue list, flag that some job has a history, stats,
---       probation list, index of queue lists with probation, jobs that many stops cut short, then each
---       job's history
+--       probation list, index of queue lists with probation, jobs that many stops cut short, rows of stats,
+--       then each job's history
 -- ARGV: 1 if the owner must be marked reaped (0: a live owner calls), seconds to keep a history, ms of
 --       the queue's x-expires (0: none), queue list, owner, reason, most stops with which a job goes to
 --       the front, stops from which on `status` names a job, then for each job, newest first: claim id,
 --       recoveries that the decision saw, strikes from now on, blame ("exact", "suspect", "stop" or ""),
 --       number of its next solo run (0: it is not on probation), 1 where its own process was lost and
---       its owner lives, its record for `status`
+--       its owner lives, its record for `status`, name of its task (empty: it is not registered)
 -- Returns: for each job "ok"; or why its decision no longer holds: "unmarked" (the owner lives), "moved"
 --       (it is not in the private list), "recounted" (its history has changed)
 -- Crash: each job is in exactly one list, and counted if it moved. All move at once, so that a waiting
 --       consumer gets the oldest and not the first that was moved. A repetition finds "moved".
-local facts, private, queue, flag, stats, probation, on_probation, stopped = unpack(KEYS, 1, 8)
+local facts, private, queue, flag, stats, probation, on_probation, stopped, rows = unpack(KEYS, 1, 9)
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
 local to_front, named = tonumber(ARGV[7]), tonumber(ARGV[8])
-local OF_ALL, OF_EACH, FIRST_KEY = 8, 7, 8  -- arguments, and the keys before the histories
+local OF_ALL, OF_EACH, FIRST_KEY = 8, 8, 9  -- arguments, and the keys before the histories
 local function args_of(i) return unpack(ARGV, OF_ALL + OF_EACH * (i - 1) + 1, OF_ALL + OF_EACH * i) end
 local no = wrong(queue, probation)
 if no then return no end
@@ -38,7 +38,7 @@ end
 local outcomes, counted, recovered = {}, {}, 0
 local function recover(i)
   local history = KEYS[FIRST_KEY + i]
-  local id, expected, strikes, blame, solitude, own, record = args_of(i)
+  local id, expected, strikes, blame, solitude, own, record, task = args_of(i)
   local _, entries, was_suspect, token_before, quiesced = unpack(before[i], 1, 5)
   local suspect, is_stop = solitude ~= '0', blame == 'stop'
   local is_strike = blame == 'exact' or blame == 'suspect'
@@ -76,7 +76,7 @@ local function recover(i)
   if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
   if is_stop and stops >= named then name_stopped(stopped, record, window) end
   recovered = recovered + 1
-  count_by_task(stats, 'recovered', queue_list, payloads[i])
+  count_by_task(stats, rows, 'recovered', queue_list, task)
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
 delete_foreign(stats)

@@ -33,7 +33,7 @@ def is_left(bench: Bench, **expected: int) -> None:
     found: dict[str, Any] = {}
     served = bench.client.ttl(bench.keys.served)  # that queues had a worker; there may be none
     assert served == -2 or served == pytest.approx(SERVED_S, abs=5)
-    for name in bench.key_names() - {bench.keys.stats, bench.keys.served}:
+    for name in bench.key_names() - {bench.keys.stats, bench.keys.stats_rows, bench.keys.served}:
         own = name.removeprefix("superfetch:")
         [kind] = [k for k, start in names.items() if own.startswith(start)] or [own]
         found[kind] = bench.client.ttl(name)

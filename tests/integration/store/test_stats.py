@@ -8,6 +8,7 @@ from celery_superfetch.app.reaper import note
 from celery_superfetch.model.job import Job
 from celery_superfetch.store.history import (
     BUCKETS,
+    DAYS,
     LOSS_PAUSE_S,
     NO_LOSSES,
     History,
@@ -47,7 +48,7 @@ def test_what_became_of_jobs_is_counted_by_queue_and_task(bench):
     [
         (payload("1"), "shop.note"),
         (payload("1").replace(b'": ', b'":'), "shop.note"),  # of another JSON library
-        (b'{"body": "[\\"task\\": \\"of the body\\"]", "headers": {"task": "true"}}', "true"),
+        (payload("1", task="true").replace(b"W1tdLCB7fSwge31d", rb"[\"task\": \"body\"]"), "true"),
         (payload("1", task="x" * 200), "x" * 200),
         (payload("1", task="x" * 201), ""),
         (b'{"task": "with\x1b[2Jcontrol"}', ""),
@@ -124,6 +125,41 @@ def test_rows_are_bounded_to_the_field(bench, rows):
     assert told["ownership_lost", "known", "known"] == 2
     row = ("new" if rows < 2500 else "", "new" if rows < 2000 else "")
     assert told[("ownership_lost", *row)] == 1
+
+
+def test_only_registered_tasks_have_names(bench):
+    """A producer, who may name any task, used up 2,001 rows for ever."""
+    stats = History(bench.database)
+    bench.database.is_registered = {"shop.note"}.__contains__
+    jobs = [payload(n, task=f"nobody.knows{n}") for n in range(3)]
+    bench.dead_owner([*jobs, payload("a")])
+    bench.reaper().reap()
+    bench.killed(*jobs)
+    given = [one.job for one in bench.claimed(bench.owner(), *jobs, queue="aside")]
+    bench.requeue(*given)
+    stats.lost(given[0])
+    stats.lost_by_server(given)
+    assert stats.counts().jobs == {
+        ("killed", "mail", ""): 3,
+        ("lost", "aside", ""): 3,
+        ("ownership_lost", "aside", ""): 1,
+        ("recovered", "mail", ""): 3,
+        ("recovered", "mail", "shop.note"): 1,
+        ("requeued", "aside", ""): 3,
+    }
+
+
+def test_a_row_that_has_not_grown_for_a_week_goes_with_a_pass(bench):
+    stats, week = History(bench.database), DAYS * 86_400_000
+    bench.killed(*(payload(n, task=f"t{n}") for n in range(120)))
+    before = {f"killed\tmail\tt{n}": bench.database.server_time() - week - 5 for n in range(110)}
+    bench.client.zadd(bench.keys.stats_rows, before)
+    for left in (20, 10, 10):
+        stats.passed({"by": "a test", "seconds": 0, "owners": 0, "errors": 0})
+        assert len(stats.counts().jobs) == bench.client.zcard(bench.keys.stats_rows) == left
+    assert stats.counts().totals["killed"] == 120, "the total stays"
+    bench.killed(payload("again", task="t1"))
+    assert stats.counts().jobs["killed", "mail", "t1"] == 1, "it begins anew"
 
 
 def test_passes_and_recoveries_are_summed_up(bench):
