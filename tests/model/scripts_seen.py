@@ -207,7 +207,7 @@ class Truth(Known):
     def _requeue(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[1], call.keys[4]
         owner, missing = self._owner_of(call.keys[0]), []
-        rows = zip(call.args[7::2], call.args[8::2], strict=True)
+        rows = zip(call.args[7::3], call.args[8::3], strict=True)
         for number, (id, record) in enumerate(rows, 1):
             if id in self.held[owner]:
                 self.go_back(owner, id, self.held[owner][id])
@@ -232,7 +232,7 @@ class Truth(Known):
         marked, owner = bool(call.args[0]), call.args[4]
         counted: set[bytes] = set()
         for at, outcome in enumerate(reply):
-            id, expected, strikes, blame, suspect, own, _ = call.args[8 + 7 * at : 15 + 7 * at]
+            id, expected, strikes, blame, suspect, own, *_ = call.args[8 + 8 * at : 16 + 8 * at]
             assert own == (not marked)
             payload = self.held[owner].get(id)
             seen = -1 if payload in counted else expected
@@ -269,7 +269,7 @@ class Truth(Known):
 
     def _kill(self, call: Call, reply: Any) -> None:
         id, marked, seen, _, text = call.args[:5]
-        owner, record = self._owner_of(call.keys[8]), json.loads(text)
+        owner, record = self._owner_of(call.keys[9]), json.loads(text)
         payload = self.held[owner].get(id)
         if not self._holds(bool(marked), owner, seen, payload, reply[0], record["payload"]):
             return
@@ -339,7 +339,7 @@ class Truth(Known):
         assert reply == 1
         assert self.dead[payload]
         self.dead[payload] -= 1
-        self.lists[call.keys[5]][payload] += 1
+        self.lists[call.keys[6]][payload] += 1
         self._clear(payload)
         steps = call.args[4]
         self.dead_steps[payload].remove(steps)

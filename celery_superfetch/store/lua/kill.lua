@@ -25,7 +25,8 @@ local size = redis.call('ZCARD', cap)
 local full = most_jobs > 0 and size >= most_jobs
 local going = surplus(cap, full and size - 1 or size, most_bytes, #record, batch)
 capped(going)
-redis.call('HLEN', dropped)
+read_note('hash', 'HLEN', bytes)
+read_note('hash', 'HLEN', dropped)
 -- A job is no less dead where its queue is none any more.
 if not takes(queue) then notice = '' end
 local now = now()

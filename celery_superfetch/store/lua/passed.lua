@@ -4,6 +4,8 @@
 -- Returns: nothing
 -- Crash: the pass is recorded, and counted or not.
 local pass, stats, rows, keep_ms = KEYS[1], KEYS[2], KEYS[3], tonumber(ARGV[1])
+read_note('zset', 'ZCARD', rows)
+delete_foreign(stats)
 redis.pcall('HSET', pass, 'at', string.format('%.0f', now()), unpack(ARGV, 2))
 redis.call('EXPIRE', pass, 604800)
 local silent = redis.pcall('ZRANGEBYSCORE', rows, '-inf', now() - keep_ms, 'LIMIT', 0, 100)

@@ -72,7 +72,6 @@ local function capped(ids)
     record_bytes[id] = redis.call('HSTRLEN', KEYS[2], id)
   end
   redis.call('HLEN', KEYS[2])
-  redis.call('HLEN', KEYS[5])
   redis.call('SISMEMBER', KEYS[4], '')
   redis.call('ZCARD', KEYS[1])
   for _, cap in ipairs(caps) do
@@ -86,7 +85,7 @@ end
 local function surplus(cap, most_jobs, most_bytes, coming, batch)
   local ids = {}
   local over = redis.call('ZCARD', cap) - most_jobs
-  local bytes = (tonumber(redis.call('HGET', KEYS[5], cap)) or 0) + coming
+  local bytes = (tonumber(redis.pcall('HGET', KEYS[5], cap)) or 0) + coming
   while #ids < batch and (over > 0 or (most_bytes > 0 and bytes > most_bytes)) do
     local page = redis.call('ZRANGE', cap, #ids, math.min(#ids + 50, batch) - 1)
     if #page == 0 then break end
@@ -114,7 +113,7 @@ local function drop(ids, caps)
     -- An error must not stop the script. If keys were evicted, the sum is wrong until the cap is empty.
     local left = redis.pcall('HINCRBY', KEYS[5], cap, -bytes)
     if type(left) ~= 'number' or left <= 0 or redis.call('EXISTS', cap) == 0 then
-      redis.call('HDEL', KEYS[5], cap)
+      redis.pcall('HDEL', KEYS[5], cap)
     end
   end
   call_in_parts('ZREM', KEYS[1], ids)

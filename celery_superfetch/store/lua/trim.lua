@@ -9,10 +9,12 @@
 local dead, jobs, caps, unannounced, bytes, stats, dropped = unpack(KEYS, 1, 7)
 local age, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
 -- What has another type is found before anything goes.
-for _, hash in ipairs({jobs, caps, bytes}) do redis.call('HLEN', hash) end
+for _, note in ipairs({bytes, dropped}) do read_note('hash', 'HLEN', note) end
+for _, hash in ipairs({jobs, caps}) do redis.call('HLEN', hash) end
 redis.call('ZCARD', dead)
 for at = 8, #KEYS do redis.call('ZCARD', KEYS[at]) end
 redis.call('SISMEMBER', unannounced, '')
+delete_foreign(stats)
 local before = {}
 for at = 8, #KEYS do before[at] = tonumber(redis.call('HGET', dropped, KEYS[at])) or 0 end
 local function prune(cap, ids)
