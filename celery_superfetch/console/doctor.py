@@ -91,18 +91,27 @@ def _permissions(inspector: Inspector, lists: Iterable[str]) -> Iterator[Finding
     denied = inspector.database.refused(lists)
     if denied is None:
         return
-    who = "the server's ACL forbids this user"
-    if denied.required:
-        grant = " ".join(f"+{name}" for name in sorted(denied.required))
-        text = f"{who} {some(denied.required)}: no worker of this user does its work"
+    who, unknown = "the server's ACL forbids this user", denied.unknown
+    if forbidden := [name for name in denied.required if name not in unknown]:
+        grant = " ".join(f"+{name}" for name in sorted(forbidden))
+        text = f"{who} {some(forbidden)}: no worker of this user does its work"
         yield Finding("critical", "acl-required", text, f"ACL SETUSER <name> {grant}")
+    if missing := [name for name in denied.required if name in unknown]:
+        text = f"the server does not know {some(missing)}: no worker does its work here"
+        fix = "see which services are tried: docs/operate/managed_redis"
+        yield Finding("critical", "missing-required", text, fix)
     if denied.names:
         text = f"{who} the keys {some(denied.names)}"
         fix = "give it all of ours, the queues and kombu's: docs/reference/options, Permissions"
         yield Finding("critical", "acl-keys", text, fix)
     for name, lost in denied.optional.items():
-        fix = f"ACL SETUSER <name> +{name}"
-        yield Finding("note", "acl-optional", f"{who} {name}: {lost}", fix)
+        if name in unknown:
+            fix = "nothing, if that may be so; else another plan or service"
+            text = f"the server does not know {name}: {lost}"
+            yield Finding("note", "missing-optional", text, fix)
+        else:
+            fix = f"ACL SETUSER <name> +{name}"
+            yield Finding("note", "acl-optional", f"{who} {name}: {lost}", fix)
 
 
 def _orphans(inspector: Inspector) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from ..app.guard import limits_of
 from ..app.installation import configure
 from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
-from ..errors import SuperfetchError
+from ..errors import SuperfetchError, UnsupportedBroker
 from ..model.early_tasks import early_tasks
 from ..model.foreign import loggable
 from ..model.version import __version__
@@ -91,8 +91,13 @@ class Maintenance(bootsteps.StartStopStep):
             functional.sleep = time.sleep
         app = worker.app
         # Before the consumer's steps fail over it. That one cannot be reached is theirs to see.
-        with suppress(RedisError, OSError), client_of(app) as client:
-            check_server(client, config_of(app).global_keyprefix)
+        try:
+            with suppress(RedisError, OSError), client_of(app) as client:
+                check_server(client, config_of(app).global_keyprefix)
+        except UnsupportedBroker as exc:
+            # Raised as it is, it would come with a traceback of forty lines.
+            logger.critical("This worker ends: %s", exc)
+            raise SystemExit(1) from exc
         check_results(app)
         mend_backends_of_tasks(app)  # also those that came after the app was finalized
         use_our_request(worker)

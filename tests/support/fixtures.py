@@ -20,6 +20,7 @@ from support.process import Process
 from support.servers.cluster import Cluster, cluster
 from support.servers.database import Database
 from support.servers.ledger import Ledger
+from support.servers.managed import ManagedProxy, Manners
 from support.servers.proxy import FaultProxy
 from support.servers.server import ExternalServer, Server
 from support.workers.bench import Bench
@@ -109,6 +110,24 @@ def tls_port(behind_tls: Callable[[Server], int], fresh_server: Any) -> tuple[Se
     """A server behind TLS."""
     own = fresh_server()
     return own, behind_tls(own)
+
+
+@pytest.fixture
+def managed(
+    fresh_server: Callable[..., Server], request: pytest.FixtureRequest
+) -> Iterator[Callable[[Manners], tuple[Server, ManagedProxy]]]:
+    """`managed(manners)`: a server of the test's own, and the service in front of it."""
+    with contextlib.ExitStack() as stack:
+
+        def rent(manners: Manners) -> tuple[Server, ManagedProxy]:
+            context = None
+            if manners.tls:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(*map(str, request.getfixturevalue("certificate")))
+            own = fresh_server(**manners.options)
+            return own, stack.enter_context(ManagedProxy(own.port, manners, tls=context))
+
+        yield rent
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The commands that a worker's user needs, and those among them that the server refuses it."""
+"""The commands that a worker needs, and those among them that the server forbids or does not know."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from redis import Redis
 from redis.exceptions import NoPermissionError
 
 from .scripts import CHECKOUT, asked
+from .server import is_passing
 
 #: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
 #: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
 REQUIRED = (
     """
-evalsha 0 0;eval x 0;script|load x;blmove K K LEFT RIGHT 1;time;get K;set K 0;exists K;del K;type K
+evalsha 0 0;eval x 0;blmove K K LEFT RIGHT 1;time;get K;set K 0;exists K;del K;type K
 lpop K;rpop K;lpush K 0;rpush K 0;lmove K K LEFT RIGHT;lrange K 0 0;lindex K 0;llen K
 zadd K 0 0;zrem K 0;zcard K;zscore K 0;zrange K 0 0;zrangebyscore K 0 0;zremrangebyscore K 0 0
 zremrangebyrank K 0 0;zscan K 0;hget K 0;hset K 0 0;hsetnx K 0 0;hdel K 0;hincrby K 0 1;hgetall K
@@ -50,6 +51,8 @@ class Refused(NamedTuple):
     required: list[str]
     optional: dict[str, str]  # command -> what is lost without it
     names: list[str]  # keys
+    #: Of those commands the ones that no user may use: the server, or a service, leaves them out.
+    unknown: frozenset[str] = frozenset()
 
 
 def name_of(line: str) -> str:
@@ -73,13 +76,24 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
     if isinstance(begun, Exception):
         return None
     answers = zip(looks, replies, strict=True)
-    denied = [(*look, str(why)) for look, why in answers if isinstance(why, NoPermissionError)]
-    lines = [line for line, _, why in denied if "to run the" in why]
+    # A full server, or a replica, refuses writes as they are queued; that passes.
+    denied = [
+        (*look, why) for look, why in answers if isinstance(why, Exception) and not is_passing(why)
+    ]
+    keys_alone = [name for _, name, why in denied if _is_of_keys(why)]
+    lines = [(line, why) for line, _, why in denied if not _is_of_keys(why)]
+    unknown = [name_of(line) for line, why in lines if not isinstance(why, NoPermissionError)]
     return Refused(
-        list(dict.fromkeys(name_of(line) for line in lines if line not in OPTIONAL)),
-        {name_of(line): OPTIONAL[line] for line in lines if line in OPTIONAL},
-        list(dict.fromkeys(key for _, key, why in denied if "to run the" not in why)),
+        list(dict.fromkeys(name_of(line) for line, _ in lines if line not in OPTIONAL)),
+        {name_of(line): OPTIONAL[line] for line, _ in lines if line in OPTIONAL},
+        list(dict.fromkeys(keys_alone)),
+        frozenset(unknown),
     )
+
+
+def _is_of_keys(why: Exception) -> bool:
+    """Return whether a refusal is of the key, and not of the command."""
+    return isinstance(why, NoPermissionError) and "to run the" not in str(why)
 
 
 def _words(line: str, key: str) -> list[str]:

@@ -16,7 +16,7 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ...model.job import digest
 from ...model.lazy import lazy_property
-from .server import info, server_version
+from .server import first_line
 
 LUA = Path(__file__).parents[1] / "lua"
 
@@ -68,14 +68,12 @@ class Scripts:
         return [*verb, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
-        flag = "no-writes" if name in READS else "allow-oom"
-        return f"#!lua flags={flag}\n{source(name)}" if self._knows_flags else source(name)
+        flags = "no-writes" if name in READS else "allow-oom"
+        return self._first_line.format(flags=flags) + source(name)
 
     @lazy_property
-    def _knows_flags(self) -> bool:
-        # Acks and claims free memory, so they must run on a server over its limit. Redis 6.2 knows
-        # no such line; there the scripts remove before they add, which it allows.
-        return server_version(info(self.client, "server")) >= (7, 0)
+    def _first_line(self) -> str:
+        return first_line(self.client)
 
 
 class Line:

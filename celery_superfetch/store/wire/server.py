@@ -13,6 +13,7 @@ from typing import Any
 from redis import VERSION, Redis
 from redis.exceptions import (
     BusyLoadingError,
+    ClusterCrossSlotError,
     ClusterDownError,
     ConnectionError,
     MasterDownError,
@@ -84,6 +85,13 @@ def is_passing(exc: BaseException) -> bool:
 
 #: What a server over its memory limit says, also of a command in a script, by whichever name.
 FULL = "used memory > 'maxmemory'"
+
+
+#: How a script may begin. Acks and claims free memory, so they must run on a server over its limit
+#: ("allow-oom"): Redis knows that line from 7.0 on. What knows none has a comment, by which
+#: Dragonfly lets a script use a key that it was not told (docs/inside/how_it_works.md).
+FLAGS_LINE = "#!lua flags={flags}\n"
+PLAIN_LINE = "--!df flags=allow-undeclared-keys\n"
 
 
 @contextmanager
@@ -173,10 +181,48 @@ def check_server(client: Redis, prefix: str = "") -> None:
             "`maxmemory-policy noeviction` on the server; celery_superfetch goes on working at its "
             "limit."
         )
+    _check_scripts(client, prefix)
+
+
+def first_line(client: Redis) -> str:
+    """Find out with which first line this server takes our scripts; ``{flags}`` stands in it.
+
+    The version does not tell: servers that are no Redis name one of 7 and know no such line.
+
+    Raises:
+        ResponseError: the server runs no scripts for this user, or takes none at the moment.
+    """
     try:
-        client.evalsha(client.script_load("return 1"), 0)
+        client.eval(FLAGS_LINE.format(flags="no-writes") + "return 1", 0)
+    except NoPermissionError:
+        raise
+    except ResponseError as exc:
+        if is_passing(exc):
+            raise
+        client.eval(PLAIN_LINE + "return 1", 0)
+        return PLAIN_LINE
+    return FLAGS_LINE
+
+
+def _check_scripts(client: Redis, prefix: str) -> None:
+    """Refuse a server (UnsupportedBroker) that cannot run scripts on all keys of an app."""
+    # So many that they cannot all lie in one slot of a cluster by chance.
+    keys = [f"{prefix}superfetch:{n}" for n in range(4)]
+    try:
+        client.eval(first_line(client).format(flags="no-writes") + "return 1", len(keys), *keys)
     except NoPermissionError as exc:
         raise UnsupportedBroker(
             f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "
             "grant +@scripting (docs/reference/options lists every command that is needed)."
+        ) from exc
+    except ResponseError as exc:
+        if is_passing(exc):
+            raise
+        if isinstance(exc, ClusterCrossSlotError):
+            raise UnsupportedBroker(NO_TAG) from exc
+        raise UnsupportedBroker(
+            f"the broker does not run Lua scripts ({str(exc).rstrip('.')}), and celery_superfetch "
+            "moves each job by one. Nothing was claimed; choose a service or a plan that allows "
+            "EVAL and EVALSHA, or remove celery_superfetch.install() from the app to go on with "
+            "stock kombu."
         ) from exc

@@ -176,12 +176,20 @@ class FaultProxy:
         try:
             await self._flowing.wait()
             source, line.server = await asyncio.open_connection(*self.upstream)
+            await self.opened(line, source)
             await asyncio.gather(self._commands(line, reader), self._replies(line, source))
         except (OSError, asyncio.CancelledError):
             pass  # the server is down, somebody closed, or it is all over
         finally:
             self._lines.discard(line)
             line.reset()
+
+    async def opened(self, line: _Line, source: asyncio.StreamReader) -> None:
+        """Called once the server has a connection, before anything is sent on it."""
+
+    async def sent(self, line: _Line, raw: bytes, words: Words) -> bytes:
+        """Return what the server gets for a command: here the command."""
+        return raw
 
     async def _passes(self, line: _Line) -> bool:
         """Wait as long as the network takes; False when this connection is in a black hole."""
@@ -200,7 +208,7 @@ class FaultProxy:
                 line.halves = [done for matches, done in self._halves if matches(words)]
                 cut = next((c for c in list(self._cuts) if c.hits(words)), None)
                 if cut is None:
-                    line.server.write(raw)
+                    line.server.write(await self.sent(line, raw, words))
                     continue
                 self._cuts.remove(cut)
                 if cut.reply_lost:
@@ -246,6 +254,9 @@ class _Line:
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.client = client
         self.server: asyncio.StreamWriter | None = None
+        #: Where a proxy has ids of its own: its id, and the server's.
+        self.id = self.server_id = 0
+        self.in_transaction = False
         self.deaf = False
         #: Those that wait for a reply on this connection to be cut half-way.
         self.halves: list[threading.Event] = []
