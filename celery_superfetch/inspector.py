@@ -92,9 +92,12 @@ class Inspector:
         config_of(app)
 
     @classmethod
-    def at(cls, url: str, master: str, prefix: str, timeout: float) -> Inspector:
-        """That of a database by its URL, without its app and without Celery."""
-        config = Config(global_keyprefix=prefix)
+    def at(
+        cls, url: str, master: str, prefix: str, timeout: float, *, accepted: str = ""
+    ) -> Inspector:
+        """That of a database by its URL, without its app and without Celery; ``accepted`` as the
+        option ``accepted_findings``."""
+        config = Config(global_keyprefix=prefix, accepted_findings=accepted)
         return cls(Database(client_at(url, master, prefix, timeout), config))
 
     def __enter__(self) -> Inspector:

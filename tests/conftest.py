@@ -80,6 +80,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
     chance.addoption("--fuzz", type=int, default=3, help="batches of odd messages for each pool")
     parser.addoption(
+        "--services", action="store_true", help="all services that are rented, and not a sample"
+    )
+    parser.addoption(
         "--cluster", action="store_true", help="the broker is one slot of a cluster of three"
     )
 

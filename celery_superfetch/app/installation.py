@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
         metrics_host: Text
         unknown_tasks: Text
         stuck_after: Seconds | None
+        accepted_findings: Text
         global_keyprefix: Text
 
 

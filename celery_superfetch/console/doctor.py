@@ -16,7 +16,7 @@ from ..model.job import parse
 from ..model.silence import watch_time
 from ..model.version import __version__
 from ..model.words import command, number, span
-from .finding import LEVELS, Finding, Level
+from .finding import Finding, Level, accepted, sorted_by_level
 from .health import findings
 from .overview import overview_of
 
@@ -62,7 +62,7 @@ def diagnose(app: Celery, inspector: Inspector) -> list[Finding]:
         all_findings.extend(_tasks(app, inspector, overview))
         all_findings.extend(_strays(inspector, overview["queues"]))
     all_findings.extend(_orphans(inspector))
-    return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
+    return sorted_by_level(all_findings, accepted(inspector.database.config.accepted_findings))
 
 
 def of_clocks(before: float, server: float, after: float) -> Iterator[Finding]:

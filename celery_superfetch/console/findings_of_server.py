@@ -46,6 +46,13 @@ def of_data_loss(overview: Mapping[str, Any]) -> Iterator[Finding]:
     yield Finding("warning", "data-lost", text, fix)
 
 
+def _setting_fix(name: str, value: str, server: Mapping[str, Any]) -> str:
+    """Return how to change a setting of this server."""
+    if server["saves"] is None:  # CONFIG is forbidden, or a managed service has none
+        return f"set {name} to {value} in the service's parameter group or console"
+    return f"`redis-cli CONFIG SET {name} {value}`, and the same in its configuration"
+
+
 def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
     policy, used, most = (server[n] for n in ("eviction_policy", "used_memory", "maxmemory"))
     level: Level
@@ -54,10 +61,9 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         level = "critical" if most and not expiring else "warning"
         lost = "strikes, and queues with x-expires" if expiring else "jobs"
         text = f"the server may evict {lost}: its maxmemory-policy is {policy}"
-        fix = (
-            "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in its configuration"
+        yield Finding(
+            level, "eviction", text, _setting_fix("maxmemory-policy", "noeviction", server)
         )
-        yield Finding(level, "eviction", text, fix)
     uptime = server["uptime_s"]
     if evicted := server["evicted_keys"]:
         # Results and job histories expire, jobs do not.
@@ -76,7 +82,7 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         text = (
             "the server keeps jobs in memory only (no AOF, no RDB saves): a restart loses all jobs"
         )
-        fix = "`redis-cli CONFIG SET appendonly yes`, and the same in its configuration"
+        fix = _setting_fix("appendonly", "yes", server)
         yield Finding("warning", "no-persistence", text, fix)
     if not server["last_save_ok"]:
         text = "the server's last RDB save failed; it may refuse all writes"

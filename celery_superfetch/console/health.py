@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..inspector import Inspector
 from ..model.words import number
-from .finding import LEVELS, Finding
+from .finding import Finding, sorted_by_level
 from .findings_of_jobs import of_dead_set, of_long_runs, of_lost_jobs, of_queues, of_stopped
 from .findings_of_server import of_data_loss, of_restarts, of_server
 from .findings_of_workers import of_beats, of_deaths, of_owners, of_passes
@@ -81,7 +81,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         text = f"{number(jobs, 'job')} unacked by stock workers, which work on them or were killed"
         fix = f"when no stock worker runs any more, `{overview['command']} migrate`"
         all_findings.append(Finding("warning", "unacked", text, fix))
-    return sorted(all_findings, key=lambda finding: LEVELS.index(finding.level))
+    return sorted_by_level(all_findings, overview["accepted_findings"])
 
 
 def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str:

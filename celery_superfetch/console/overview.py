@@ -14,6 +14,7 @@ from ..model.dead_job import DeadJob, utc
 from ..model.facts import HUNG, SILENT, STOPPING, Facts
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
+from .finding import accepted
 
 #: What an owner's row has as it was registered.
 FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl")
@@ -44,6 +45,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
     counts = inspector.history.counts()
     return {
         "command": command(),
+        "accepted_findings": accepted(inspector.database.config.accepted_findings),
         "server": _server(inspector),
         "server_time": utc(now / 1000),
         "owners": owners,

@@ -102,6 +102,12 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
             help="the broker, by default $CELERY_BROKER_URL",
         )
         add("--prefix", default="", help="the app's global_keyprefix")
+        add(
+            "--accept",
+            default="",
+            metavar="CODES",
+            help="warnings that are notes, as the app's accepted_findings",
+        )
         add("--master", default="", metavar="NAME", help="the app's master_name, with sentinel://")
     add(
         "--this-host", action="store_true", help="a worker of this host must be heard, and not hang"
@@ -127,7 +133,9 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
 
     def ask(url: str) -> Answer:
         timeout = options.timeout / len(urls)
-        with Inspector.at(url, options.master, options.prefix, timeout) as inspector:
+        with Inspector.at(
+            url, options.master, options.prefix, timeout, accepted=options.accept
+        ) as inspector:
             return _check(inspector, options.this_host, options.node)
 
     for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached

@@ -106,6 +106,11 @@ class Config:
     """A job that runs for longer is reported, by `status`, `jobs` and a metric. Nothing is done to
     it: a time limit ends such runs. None: no job is reported."""
 
+    accepted_findings: Text = ""
+    """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,
+    the metrics and the page then show them as notes. `"eviction"`, for example, where a managed
+    service evicts what expires and cannot be told otherwise. What is critical stays critical."""
+
     app_name: Text = ""
     """The name of the Celery app (`app.main`): only its own app kills a job. Do not set it,
     because `install()` overwrites it."""

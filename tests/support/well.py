@@ -84,6 +84,7 @@ WELL: dict[str, Any] = {
     "lost": {"jobs": 0, "since": None, "at": None, "ever": 0},
     "data_lost": None,
     "unacked": 0,
+    "accepted_findings": [],
     "dead_set": {
         "size": 3,
         "of_app": 3,

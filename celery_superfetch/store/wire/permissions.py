@@ -1,4 +1,4 @@
-"""The commands that a worker needs, and those among them that the server forbids or does not know."""
+"""The commands that a worker needs; which of them the server forbids, or does not know."""
 
 from __future__ import annotations
 

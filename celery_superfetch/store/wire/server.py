@@ -168,8 +168,9 @@ def check_server(client: Redis, prefix: str = "") -> None:
     if server_version(fields) < OLDEST_SERVER:
         raise UnsupportedBroker(
             f"the broker is Redis {fields['redis_version']}; celery_superfetch needs Redis 6.2 or "
-            "later, or Valkey. Nothing was claimed; upgrade the server, or remove "
-            "celery_superfetch.install() from the app to go on with stock kombu."
+            "later, or Valkey. Nothing was claimed; upgrade the server (from Azure Cache for Redis "
+            "move to Azure Managed Redis), or remove celery_superfetch.install() from the app to "
+            "go on with stock kombu."
         )
     policy = str(fields.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":

@@ -34,6 +34,38 @@ def probe(url, capsys):
     return run
 
 
+def test_a_probe_asks_as_the_provider_of_credentials_says(
+    fresh_server, capsys, tmp_path, monkeypatch
+):
+    """kombu takes the name of a class from the URL; redis-py took that for the provider, and the
+    probe called a healthy fleet critical."""
+    own = fresh_server(requirepass="token")
+    (tmp_path / "tokens_of_mine.py").write_text(
+        "import redis\n"
+        "class Token(redis.CredentialProvider):\n"
+        "    def get_credentials(self):\n"
+        "        return ('default', 'token')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    way = f"redis://127.0.0.1:{own.port}/0?credential_provider="
+    assert main(["--broker", f"{way}tokens_of_mine.Token"]) == 2
+    assert "no live worker is registered" in capsys.readouterr().out
+    for wrong, why in (("nowhere.Token", "cannot be made"), ("builtins.dict", "is no redis.")):
+        assert main(["--broker", way + wrong]) == 2
+        assert why in capsys.readouterr().out
+
+
+def test_a_warning_that_is_accepted_is_no_reason_to_exit_with_1(cli, one, probe, client):
+    client.config_set("save", "")
+    assert "WARNING" in probe(code=1)
+    probe("--accept", "eviction, no-persistence", code=0)
+    options = {"accepted_findings": "no-persistence"}
+    found = cli("doctor", "--json", options=options, code=None).json()["findings"]
+    [row] = [row for row in found if row["code"] == "no-persistence"]
+    assert (row["level"], row["text"][-10:]) == ("note", "(accepted)")
+    assert "All is well" in cli("status", options=options).out
+
+
 @pytest.fixture
 def one(make_bench, client):
     """A bench whose own process is a well worker, and where a pass was made; its server saves."""

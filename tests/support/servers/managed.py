@@ -1,4 +1,4 @@
-"""A plain server that looks like a rented one: a proxy in front of it forbids and changes commands."""
+"""A plain server that looks like a rented one: a proxy before it refuses and changes commands."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class ManagedProxy(FaultProxy):
             return f"ERR unknown subcommand '{second.decode()}'. Try {name} HELP."
         if verb == b"SELECT" and not manners.databases and second != b"0":
             return "ERR DB index is out of range"
-        if verb == b"CLIENT" and second == b"TRACKING" and not manners.redirect:
-            if b"REDIRECT" in map(bytes.upper, words):
-                return "ERR REDIRECT option is not supported"
+        tracks = verb == b"CLIENT" and second == b"TRACKING"
+        if tracks and not manners.redirect and b"REDIRECT" in map(bytes.upper, words):
+            return "ERR REDIRECT option is not supported"
         if verb == b"EVAL" and not manners.flags_line and second.startswith(b"#!"):
             return (
                 "ERR Error compiling script (new function): user_script:1: unexpected symbol "

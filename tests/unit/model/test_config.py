@@ -27,7 +27,7 @@ def test_the_defaults_are_the_documented_ones():
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port", "unknown_tasks"}
-    named |= {"stuck_after"}
+    named |= {"stuck_after", "accepted_findings"}
     assert set(OPTIONS) == set(DEFAULTS) | named
     assert (config.metrics_port, config.metrics_host) == (0, "127.0.0.1")
     assert Config(metrics_port=0) == config, "it may be turned off, too"
