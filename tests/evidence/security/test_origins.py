@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+import pytest
 
 from celery_superfetch.console.web import create_app
 from support.forms import browser_at, key
@@ -138,6 +139,37 @@ def test_where_no_login_is_asked_for_the_origin_alone_keeps_a_planted_key_out(be
     assert len(bench.dead_set) == 2
     assert victim.post("/dead", data=form).status_code == 200, "control: all but the origin fits"
     assert len(bench.dead_set) == 1
+
+
+# -- names of this machine
+
+
+@pytest.mark.parametrize("options", [(), ("--allow-changes",)])
+def test_without_a_token_the_page_answers_to_names_of_this_machine_alone(serve, options):
+    """A name of another site may lead to this machine: its pages would be of one origin with it."""
+    page = serve(*options, token=None)
+    browser, own = page.browser(), 401 if options else 200
+    for host, status in {
+        f"127.0.0.1:{page.port}": own,
+        f"localhost:{page.port}": own,
+        "[::1]": own,
+        "evil.example": 421,
+        "127.0.0.1.evil.example": 421,
+        "localhost@evil.example": 421,
+        "localhost.": 421,
+        "0.0.0.0": 421,
+        "[": 421,
+    }.items():
+        answer = browser.get("/", headers={"host": host})
+        assert answer.status_code == status, host
+        if status == 421:
+            assert "set-cookie" not in answer.headers
+    same = {
+        "host": "evil.example",
+        "origin": "http://evil.example",
+        "sec-fetch-site": "same-origin",
+    }
+    assert browser.post("dead", data={"do": "retry all now"}, headers=same).status_code == 421
 
 
 # -- in a real browser
