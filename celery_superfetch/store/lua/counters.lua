@@ -5,8 +5,9 @@
 -- Crash: nothing was changed.
 local rows = {}
 for i, counters in ipairs(KEYS) do
-  rows[i] = read_note('hash', 'HMGET', counters, unpack(ARGV))
-  -- A row of another type is as long as any: Lua cannot have a list of missing values, but of these.
-  for at = 1, #ARGV do rows[i][at] = rows[i][at] or false end
+  local row = read_note('hash', 'HMGET', counters, unpack(ARGV))
+  -- That of a key of another type is empty, and a row has as many values as there are fields.
+  for at = #row + 1, #ARGV do row[at] = false end
+  rows[i] = row
 end
 return rows
