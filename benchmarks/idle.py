@@ -7,7 +7,8 @@ Each worker has a server of its own, and nothing to do:
 - idle: commands a second that a prefork worker sends (a script is one; no events, mingle, gossip),
   and its connections that wait in a blocking command. The window has to be longer than the
   longest wait, after which it begins anew: 20 s.
-- connections: all that a prefork worker has open when it is started with no flags at all.
+- connections: all that a prefork worker has open when it is started with no flags at all, each by
+  what it is there for.
 - wake: from the publishing of one job to the first line of its task, for the first and the last
   queue and each priority. The contenders take turns, job by job. celery-redis-plus counts its
   priorities the other way; nothing else is queued, so they make no difference.
@@ -30,6 +31,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -39,6 +41,7 @@ from compare import STOCK, TRANSPORTS, Row, Table, arguments, begin, finish, ski
 from noop import NAME, Counts, build
 
 from support.process import Process
+from support.servers.connections import open_connections
 from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.worker import Worker, process_env
@@ -97,8 +100,8 @@ class Idle:
     def blocked(self) -> int:
         return sum("b" in row["flags"] for row in self.client.client_list())
 
-    def connections(self) -> int:
-        return len(self.client.client_list()) - 1  # but for this one
+    def connections(self) -> Counter[str]:
+        return open_connections(self.client)
 
     def wake(self, queue: str, priority: int | None) -> float:
         """ms from the publishing of a job to its first line."""
@@ -153,8 +156,11 @@ def measure_idle(
 def measure_connections(table: Table, names: Sequence[str], number: int) -> None:
     with idlers(names, queues_of(number), quiet=False) as found:
         time.sleep(4 * CALM)
-        values = {name: [float(idle.connections())] for name, idle in found.items()}
-        _add(table, Row(_queues(number), values))
+        duties = {name: idle.connections() for name, idle in found.items()}
+    _add(table, Row(_queues(number), {name: [float(n.total())] for name, n in duties.items()}))
+    for name, counts in duties.items():
+        named = ", ".join(f"{count} {duty}" for duty, count in sorted(counts.items()))
+        print(f"{'':16}{name}: {named}", flush=True)
 
 
 def _queues(number: int) -> str:

@@ -14,7 +14,7 @@ from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.database import Database
 from ..store.wire.connections import REPLY_TIMEOUT
-from ..store.wire.pools import client_of_its_own
+from ..store.wire.pools import shared_client
 from ..store.wire.server import warn_once
 from ..store.wire.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
@@ -107,4 +107,4 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
             interval_step=0,
             reraise_as_library_errors=False,
         )
-        return client_of_its_own(connection.channel().here())
+        return shared_client(connection.channel().here())

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from ..errors import ConfigError
 from ..store.wire.connections import ASKED_ONCE, leading_home
-from ..store.wire.pools import client_of_its_own
+from ..store.wire.pools import shared_client
 from ..store.wire.server import info
 from ..store.wire.slots import address_of, slot_of
 
@@ -50,7 +50,7 @@ def check_results(app: Any) -> None:
         return
     facts: dict[str, Any] = {}
     params = {**app.backend.connparams, **ASKED_ONCE}
-    with suppress(RedisError, OSError), client_of_its_own(params) as client:
+    with suppress(RedisError, OSError), shared_client(params) as client:
         facts = info(client, "cluster")
     if str(facts.get("cluster_enabled", "0")) == "1":
         raise ConfigError(

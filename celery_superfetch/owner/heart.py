@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic, time
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from redis import ConnectionPool, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -23,6 +23,7 @@ from ..store.database import Database
 from ..store.registry import Heartbeat, Registry
 from ..store.wire.clients import Home, closed_while_idle, known_as
 from ..store.wire.connections import Params, place_of, without_retries
+from ..store.wire.pools import SharedPool, shared_pool
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
 
@@ -118,10 +119,13 @@ class Heart:
             own[name] = min(own[name], longest)
         return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
 
-    def _pool(self) -> ConnectionPool:
-        # Each thread has one at a time, and acks one more: kombu's limit, for each of its own
-        # pools, would have them fail for each other.
-        return ConnectionPool(**{**self.params, "max_connections": None})
+    def _pool(self) -> SharedPool:
+        """Return the pool of this process at the server: that of its channels, too, where nobody
+        can name another primary to one of them."""
+        params = self.params
+        if params.get("slot") is None and "connection_pool" not in params:
+            params = {name: value for name, value in params.items() if name != "home"}
+        return shared_pool(params)
 
     def _known(self) -> Facts:
         connection: Any = self.registry.client.connection
@@ -330,6 +334,10 @@ class Heart:
             yield Registry(Database(client, self.config))
         finally:
             client.connection_pool.disconnect()
+
+    def leave_pool(self) -> None:
+        """Close what lies idle, unless a channel has use for it."""
+        cast("SharedPool", self.client.connection_pool).leave(self)
 
     def is_at(self, params: Params) -> bool:
         return place_of(params) == place_of(self.params)

@@ -240,3 +240,4 @@ class Membership:
             self.heart.was_lost("reaped", owner)
         self._heartbeats = None
         self.in_flight.release_connection()
+        self.heart.leave_pool()

@@ -31,6 +31,7 @@ class Owner(Membership):
         self.requeue_waiting, self.may_start = held.requeue_waiting, held.may_start
         self.put_on_probation = held.put_on_probation
         self.flush, self.post, self.unrecord = held.flush, held.post, held.unrecord
+        self.rest = held.rest
         self.recover_or_kill = runs.recover_or_kill
         self.kill, self.kill_if_over_limit = runs.kill, runs.kill_if_over_limit
         self.bury, self.quarantine, self.sent_anew = runs.bury, runs.quarantine, runs.sent_anew

@@ -24,6 +24,7 @@ from ..store.wire.connections import NotServed, Params, leading_home, name_of, o
 from ..store.wire.server import FULL, even_if_full, tried_again
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
+from .frugal import FrugalChannel
 from .steps import is_published_as, publish_step
 
 if TYPE_CHECKING:
@@ -41,14 +42,13 @@ def _qos(channel: Channel) -> Any:  # made on the first consume: a producer need
     return QoS(channel)
 
 
-class Channel(redis.Channel):
+class Channel(FrugalChannel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
     _fetch: Fetch | None = None
     _steps: PrivateLists | None = None  # for steps alone
     _several = False  # what is published just now goes to several queues
     _unserved = False  # what is consumed has changed since somebody looked
-    _closing_connection: Any = None  # kombu's for BRPOP, while it is closed on purpose
     unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,39 +56,8 @@ class Channel(redis.Channel):
         #: Of queues fetched reliably; kombu knows one a connection, and two channels are two.
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
-        self.__dict__.pop("client", None)  # a plain one, by which kombu has pinged the server
         self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
         self._lists = QueueLists(self.queue_order_strategy)
-
-    @lazy_property
-    def client(self) -> Any:
-        """kombu's client for BRPOP. While the channel is made, kombu pings the server by it: then
-        it is a plain one, or each producer would have a connection that it never uses again."""
-        return self._create_client(asynchronous=self._registered)
-
-    def _close_idle_client(self) -> None:
-        """Close the BRPOP connection once no queue is consumed by it. It would lie idle, and kombu
-        takes it for a lost broker when a server closes it (``timeout``), or a firewall."""
-        client = self.__dict__.get("client")
-        if client is None or self._in_poll or self.active_queues or self.connection is None:
-            return  # a reply that is outstanding may bring a message: it is read first
-        connection, pool = client.connection, client.connection_pool
-        if connection is None:  # the application's own use of it, command by command
-            return
-        self.connection.cycle.forget(self, client)
-        del self.__dict__["client"]
-        client.connection = None
-        # Celery's loop is not to hear of it: before kombu 5.7 it would poll this channel no more.
-        self._closing_connection = connection
-        try:
-            connection.disconnect()
-        finally:
-            self._closing_connection = None
-        pool.release(connection)
-
-    def _on_connection_disconnect(self, connection: Any) -> None:
-        if connection is not self._closing_connection:
-            super()._on_connection_disconnect(connection)
 
     @property
     def database(self) -> Database:
@@ -100,9 +69,6 @@ class Channel(redis.Channel):
     def place(self) -> str:
         """The name of where its database is."""
         return name_of(self.here())
-
-    def here(self) -> Params:  # where connections of our own find the database
-        return self._connparams()
 
     def elsewhere(self) -> list[Params]:
         """Where the other servers of a failover list are; a cluster's are ``here``."""
@@ -219,7 +185,6 @@ class Channel(redis.Channel):
             del self._callbacks[queue]
             self.fetch.cancel(set(self._lists_of(queue)))
             self._update_queue_cycle()
-        self._close_idle_client()
         return result
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
@@ -277,8 +242,6 @@ class Channel(redis.Channel):
             return super()._brpop_read(**options)
         except NotServed as exc:  # a reply queue that was read last before the slot moved, say
             raise Empty from exc
-        finally:
-            self._close_idle_client()
 
     def basic_publish(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         properties = message["properties"]
@@ -337,9 +300,6 @@ class Channel(redis.Channel):
         fetch = self._fetch
         if fetch is not None and not self.closed:
             fetch.cancel()
-        if self.auto_delete_queues.intersection(self._fanout_queues) and not self.closed:
-            # kombu deletes the bindings of broadcasts where a client was made, and by that alone.
-            self.__dict__.setdefault("client", self._create_client())
         super().close()
         if fetch is not None:
             fetch.owner.leave(id(fetch), answered=fetch.reads.answered)

@@ -100,12 +100,17 @@ class SentinelChannel(Channel, redis.SentinelChannel):
             asked.discover_master = discreetly(asked.discover_master, self.sentinel_kwargs)
         return pool
 
+    def _params_of(self, made: Any) -> Params:
+        # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
+        self._managed = sentinel_params(made)
+        return self._managed
+
     def _slot(self, params: Params) -> None:
         return None  # Sentinels say where the primary is, and know no cluster
 
     def here(self) -> Params:
-        # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
-        return sentinel_params(self.pool)
+        self.pool  # noqa: B018 - kombu's is made with it
+        return self._managed
 
     def elsewhere(self) -> list[Params]:
         return []  # the other URLs are Sentinels, which ``here`` has asked for

@@ -122,7 +122,8 @@ kombu transport.redis:Channel.
     keep x-expires: _new_queue(queue) _expires>=5.7
     leave a server that became a replica: _connparams(asynchronous)
     keep no connection that is not used: client _create_client(asynchronous=) _registered _in_poll
-        _on_connection_disconnect(connection) auto_delete_queues
+        _pool _get_pool(asynchronous=) _disconnect_pools() auto_delete_queues
+        _on_connection_disconnect(connection)
 kombu transport.redis:MultiChannelPoller.
     fetch once in each turn of the loop: _channels _in_protected_read on_poll_start()
         get(callback,timeout)
@@ -146,6 +147,10 @@ redis connection:SSLConnection.
     find that a server speaks no TLS: _connect()
 redis
     have a heart that no full pool can stop: client:Redis.connection
+    keep no connection open that was not needed of late: connection:ConnectionPool.reset()
+        connection:ConnectionPool._available_connections
+        connection:ConnectionPool._created_connections connection:ConnectionPool._lock
+        connection:ConnectionPool.release(connection)
     know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager
 """)
 

@@ -180,6 +180,15 @@ class Outbox(Structure):
         """Send what waits, whatever becomes of this process; the answer is read later."""
         self.flush(wait=False)
 
+    def rest(self) -> None:
+        """Let others of this process have the connection if it lies idle."""
+        if self._line.rests and self.lock.acquire(blocking=False):
+            try:
+                if self._line.rests:
+                    self._line.release()
+            finally:
+                self.lock.release()
+
     def release_connection(self) -> None:
         """Leave an idle connection to whoever looks after those."""
         if self.lock.acquire(blocking=False):  # else another thread may be using it

@@ -223,7 +223,7 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
 
     while pending:
         replies = _at_run(client, pending[0].run_id, send)
-        if replies is None or monotonic() > deadline or not {0, 1}.issuperset(replies):
+        if replies is None or not {0, 1}.issuperset(replies):
             return False
         # 0: it was answered already, or the server has not come to read it yet: asked again, since
         # to wait for its reply would be to wait until its block ends.
@@ -231,6 +231,8 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         pending = [
             connection for connection, reply in answers if not (reply or connection.can_read(0.005))
         ]
+        if pending and monotonic() > deadline:
+            return False
     return True
 
 

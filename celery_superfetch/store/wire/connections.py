@@ -108,6 +108,7 @@ def following(connection_class: Any) -> Any:
     that; with a ``home`` it stays at the server of this process's heart."""
 
     class Following(connection_class):
+        follows = connection_class
         run_id = ""  # which run of the server is at the other end, where somebody minds
 
         def __init__(

@@ -69,10 +69,10 @@ class Scripts:
 
     def _source(self, name: str) -> str:
         flags = "no-writes" if name in READS else "allow-oom"
-        return self._first_line.format(flags=flags) + source(name)
+        return self.first_line.format(flags=flags) + source(name)
 
     @lazy_property
-    def _first_line(self) -> str:
+    def first_line(self) -> str:
         return first_line(self.client)
 
 
@@ -100,6 +100,7 @@ class Line:
         were read, errors among them (RedisError: all are lost). Without ``wait`` those to ``calls``
         are left to a later exchange, and so are up to ``leave`` others, for IDLE at most; one
         without calls reads all."""
+        self.scripts.first_line  # noqa: B018 - else it were asked for by a second connection
         # Taken out meanwhile: a signal's handler may come by here.
         connection, self._connection = self._connected(), None
         owed, self.owed = self.owed, []
@@ -163,6 +164,12 @@ class Line:
         self.owed = []
         self._connection.disconnect()
         self.release()
+
+    @property
+    def rests(self) -> bool:
+        """Whether it has a connection that lies idle."""
+        in_use = self._connection is None or self.owed
+        return not in_use and monotonic() >= self._used + IDLE
 
     def release(self) -> None:
         """Let others have the connection; nothing may be owed."""

@@ -59,6 +59,7 @@ class Fetch:
             return
         try:
             self._turn()
+            self.owner.rest()
         except NotServed as exc:
             logger.info("Claims and acks go to another server: %s.", exc)
             sleep(PAUSE)  # the slot may be on its way for a while

@@ -34,6 +34,10 @@ OVERDUE = 12.0
 #: of changes, or a connection.
 UNBLOCKABLE, UNTOLD = 2.0, 60.0
 
+#: Seconds for which a server that did not end a wait is not asked to again: to find out that it
+#: does not takes one.
+NOT_UNBLOCKED = 600.0
+
 COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
 
 
@@ -77,6 +81,7 @@ class BlockingRead(LoneConnection):
 class BlockingReads:
     """One connection for each queue list that is waited on, and two that hear of the others."""
 
+    _unblocks_from = 0.0  # until when the server is not asked to end a wait (monotonic s)
     dry = False  # the lists were found empty: what comes there is waited for
     answered = True  # False once a claim may land that could not be called off
 
@@ -190,10 +195,34 @@ class BlockingReads:
                 self.on_landed(read.whose, read.queue_list, waited)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
-        """End some waits; what had landed already comes by ``on_landed``."""
-        if unblock(self.owner.client, reads):
-            for read in reads:
-                self._on_reply(read)
+        """End some waits; what had landed already comes by ``on_landed``. Where the server does not
+        end them (a service forbids UNBLOCK, or each of its proxies has ids of its own), it is not
+        asked again for each job. A loop that turns meanwhile requeues what lands; before this
+        thread runs a job, the reads are closed: a job would land here and wait for its end, while
+        another worker is idle."""
+        if not reads:
+            return
+        if monotonic() >= self._unblocks_from:
+            if unblock(self.owner.client, reads):
+                for read in reads:
+                    self._on_reply(read)
+                return
+            self._unblocks_from = monotonic() + NOT_UNBLOCKED
+        runner = self.owner.runner
+        if runner.inline or not runner.endless:
+            self._abandon(reads)
+
+    def _abandon(self, reads: Collection[BlockingRead]) -> None:
+        """Close reads and requeue what has landed by them; what lands until the server has noticed
+        is requeued with the deferred calls, in a worker by another thread while a job runs."""
+        landed = [(read.whose, read.queue_list) for read in reads]
+        for read in list(reads):
+            self._reads.remove(read)
+            self.poller.unwatch(read.fd)
+            self.answered = read.close() and self.answered
+        for whose, name in landed:
+            self.owner.unland(whose, [name])
+            self.owner.overdue.append(partial(self.owner.unland, whose, [name]))
 
     def close(self, reads: Collection[BlockingRead] | None = None) -> None:
         """Close some connections; without any named, all of them."""

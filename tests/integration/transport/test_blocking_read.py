@@ -13,10 +13,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_superfetch.owner.membership import BLOCK_TIMEOUT
 from celery_superfetch.store.wire.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
-from support.servers.commands import blocked
+from support.servers.commands import blocked, calls
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
-from support.workers.bench import payload
+from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
 
 
@@ -138,3 +138,38 @@ def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(url, benc
         fetch.reads.close()
     assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}
+
+
+def test_a_server_that_ends_no_wait_is_not_asked_for_each_job(fresh_server):
+    """Behind several proxies an id may be one that the proxy which is asked never gave: to find out
+    takes a second. The reads are closed instead, since this consumer may run a job in its thread;
+    the next are opened as ever."""
+    server = fresh_server()
+    look, asked = server.client(), []
+    with Inbox(server.url()) as inbox:
+        reads = inbox.channel.fetch.reads
+        for number in range(2):
+            eventually(lambda: inbox.turn() or len(reads.armed) == 4)
+            for read in reads.armed:
+                read.id += 10**6
+            before = calls(look, "client|list")
+            reads.call_off(reads.armed)
+            asked.append(calls(look, "client|list") - before)
+            assert not reads.armed, number
+            eventually(lambda: blocked(look) == 0)
+    first, second = asked
+    assert second <= 4 < first, "to close one looks for its id once"
+
+
+def test_what_has_landed_by_a_read_that_is_closed_goes_back(fresh_server):
+    server = fresh_server()
+    server.client().execute_command("ACL", "SETUSER", "default", "-client|unblock")
+    bench = Bench(server.client())
+    with Inbox(server.url()) as inbox:
+        reads = inbox.channel.fetch.reads
+        eventually(lambda: inbox.turn() or len(reads.armed) == 4)
+        bench.push("mail", payload(1))
+        eventually(lambda: not bench.queue(), message="it has landed")
+        reads.call_off(reads.armed)
+        assert bench.queue() == [payload(1)]
+        inbox.receive(1)

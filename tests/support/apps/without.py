@@ -26,6 +26,7 @@ from celery_superfetch.model.process import look_at
 from celery_superfetch.model.step import Run
 from celery_superfetch.model.strikes import Blame, Recovery
 from celery_superfetch.model.verdict import Reason
+from celery_superfetch.owner import heart as heart_of
 from celery_superfetch.owner import heartbeats, membership
 from celery_superfetch.owner.heart import Heart
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -39,7 +40,7 @@ from celery_superfetch.store import database, dead_set, private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire import clients, connections, pools, scripts
-from celery_superfetch.transport import channel, poller
+from celery_superfetch.transport import channel, frugal, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
@@ -288,6 +289,11 @@ def looks_at_idle_reads() -> None:
     clients.LoneConnection.closed_while_idle = False
 
 
+def abandoned_reads() -> None:
+    """Reads that the server does not end wait on while a job runs."""
+    reads.BlockingReads._abandon = lambda self, _: None
+
+
 def closed_clients() -> None:
     """kombu's connection for queues without acks stays when none is consumed any more."""
     channel.Channel._close_idle_client = lambda self: None
@@ -295,7 +301,14 @@ def closed_clients() -> None:
 
 def closing_clients() -> None:
     """Clients of a moment leave their connections to the garbage collector."""
-    del pools.ClosingClient.close
+    pools.shared_pool = lambda params: pools.SharedPool(**params)
+    del pools.SharingClient.close
+
+
+def shared_pools() -> None:
+    """Each channel has a pool of its own, and the owner has another."""
+    alone = lambda params: pools.SharedPool(**params)  # noqa: E731
+    frugal.shared_pool = heart_of.shared_pool = alone
 
 
 def heart_of_its_own() -> None:
