@@ -43,6 +43,7 @@ PASS_TURN = 0.25
 PASSES = 8
 
 MOST_STUCK = 100  # jobs of one owner that are told of as running for long
+STUCK_ID_MAX_CHARS = 200  # of their Celery ids
 MOST_STARTED = 100  # jobs of one owner whose start is in its record, those that run longest: 3 kB
 
 
@@ -160,7 +161,9 @@ class Rounds:
             if now - at > config.heartbeat_interval:
                 started.append((int(at), claim_number(handover.job.claim_id)))
             if config.stuck_after is not None and now - at > config.stuck_after:
-                job = request.type, request.id, digest(handover.job.payload), int(now - at)
+                # A producer chooses the id, and each heartbeat that changes the record sends it.
+                id = str(request.id)[:STUCK_ID_MAX_CHARS]
+                job = request.type, id, digest(handover.job.payload), int(now - at)
                 stuck.append(job)
         self.owner.tell_of_stuck(tuple(stuck[:MOST_STUCK]))
         # The same as long as the same jobs run: only a change is sent.

@@ -37,6 +37,9 @@ RETURNS = 40  # requeues of a job, for any reason, after which no worker is expe
 LONGEST_PAUSE = 30
 
 MOST_WAITING = 1000  # jobs of unknown tasks, about, that wait in memory to be requeued
+#: Bytes of their messages, about: a producer may send large ones, and the worker's memory is that
+#: of all its jobs.
+MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 REMEMBERED = 3.0  # s for which the list of other workers is reused
 
@@ -112,9 +115,9 @@ class Discards:
         )
         delivery.owner.wait(delivery.job)
         self._waiting[delivery.job] = delivery
-        if len(self._waiting) > MOST_WAITING:  # Celery 5.5 clears its timer at a lost connection
+        if self._too_many_wait():  # Celery 5.5 clears its timer at a lost connection
             self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}
-        if len(self._waiting) > MOST_WAITING:
+        if self._too_many_wait():
             delivery.channel.qos.awaited.add(delivery.job.claim_id)
         qos = self.worker.consumer.qos
         qos.increment_eventually()
@@ -126,6 +129,11 @@ class Discards:
 
         pause = min(returns + 1, LONGEST_PAUSE)
         self.worker.consumer.timer.call_after(pause, requeue)
+
+    def _too_many_wait(self) -> bool:
+        jobs = [*self._waiting]
+        size = sum(len(job.payload) for job in jobs)
+        return len(jobs) > MOST_WAITING or size > MOST_WAITING_BYTES
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
         """Find a live worker with other tasks that consumes the job's queue."""

@@ -1,13 +1,16 @@
-"""Names that a producer chooses: none of them stays in Redis, or takes a place from others."""
+"""What a producer chooses, names and sizes: it takes neither places nor memory from others."""
 
 from __future__ import annotations
 
+from hashlib import sha1
 from typing import Any
 
 import pytest
 
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.bench import payload
+
+MIB = 2**20
 
 JOBS = 300
 
@@ -29,3 +32,40 @@ def test_counters_name_registered_tasks_alone(worker, app, db, client, without):
     eventually(lambda: "shop.kill_child" in named(client), 30)
     strange = {name for name in named(client) if name.startswith("nobody")}
     assert len(strange) == (JOBS if without else 0)
+
+
+def held(client: Any) -> int:
+    """Jobs that wait in the private list that has most of them."""
+    return max((client.hlen(key) // 2 for key in client.keys("superfetch:private:*")), default=0)
+
+
+@pytest.mark.parametrize("without", ["", "bounded_waiting"], ids=["with", "control"])
+def test_large_jobs_of_unknown_tasks_do_not_fill_the_memory_of_a_worker(
+    worker, db, client, without
+):
+    """They take no place in its prefetch, so that it had a thousand of any size."""
+    worker(app="hung", name="one", env={"WITHOUT": without})
+    other = worker(name="two", options={"heartbeat_interval": 300, "owner_ttl": 3600})
+    eventually(lambda: len(db.owners()) == 2)
+    other.freeze()
+    client.set("superfetch:recovered", 1)
+    for number in range(100):
+        raw = payload(number, "celery", "shop.build", pad="x" * MIB)
+        # Each waits for longer than this test.
+        client.hset(f"superfetch:recoveries:{sha1(raw).hexdigest()}", "requeues", 35)
+        client.lpush("celery", raw)
+    if without:
+        eventually(lambda: held(client) > 85, 60)
+    else:
+        eventually(lambda: held(client) > 60, 60)
+        always(lambda: held(client) < 80, 2.0)
+
+
+def test_an_id_of_a_megabyte_is_not_in_the_record_of_its_worker(worker, app, db, ledger):
+    worker(options={"stuck_after": 0.5, "heartbeat_interval": 1})
+    app.send_task("shop.hold", ("held",), task_id="x" * MIB)
+    [owner] = db.owners()
+    eventually(lambda: db.fact(owner, "stuck_jobs") not in ("", "[]"), 30)
+    assert len(db.fact(owner, "stuck_jobs")) < 1000
+    ledger.release("held")
+    eventually(lambda: ledger.finishes())

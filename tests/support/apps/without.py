@@ -546,6 +546,11 @@ def turns_of_their_own() -> None:
     maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
 
 
+def bounded_waiting() -> None:
+    """Jobs of unknown tasks wait in a worker's memory however large they are."""
+    unknown_tasks.MOST_WAITING_BYTES = 2**40
+
+
 def registered_names() -> None:
     """Counters name each task that a message names."""
     database.Database.counted_as = lambda self, task: task or ""
