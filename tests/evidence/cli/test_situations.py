@@ -163,6 +163,12 @@ def nearly_full(on: Situation) -> None:
     client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.03))
 
 
+def full(on: Situation) -> None:
+    """It refuses writes already; whoever only looks must not depend on one."""
+    make_well(on.bench)
+    on.server.client().config_set("maxmemory", 1024**2)
+
+
 def evicting(on: Situation) -> None:
     make_well(on.bench)
     client = on.server.client()
@@ -269,6 +275,7 @@ SITUATIONS: dict[Callable[[Situation], None], tuple[str, set[str]]] = {
     unserved: ("critical", {"no-consumer"}),
     cancelled: ("critical", {"no-consumer"}),
     nearly_full: ("critical", {"memory"}),
+    full: ("critical", {"memory"}),
     evicting: ("critical", {"evicted"}),
     restarted: ("", {"restarted"}),
     unsaved: ("warning", {"no-persistence"}),
@@ -342,10 +349,20 @@ def test_a_server_that_is_away_is_no_fleet_that_is_well(situation, cli, make_app
     assert "superfetch_up 0.0" in cli("metrics", "--once", url=url, code=1).out
 
 
-def test_a_replica_says_that_it_is_one(situation, cli, fresh_server):
+def test_a_replica_says_that_it_is_one(situation, cli, fresh_server, make_app):
     make_well(situation.bench)
     replica = fresh_server(replicaof=["127.0.0.1", str(situation.server.port)])
     client = replica.client()
     eventually(lambda: client.info("replication")["master_link_status"] == "up")
-    refused = cli("check", url=replica.url(), code=2).out
-    assert "replica" in refused
+    assert "read-only replica" in cli("check", url=replica.url(), code=2).out
+    for words in ("status", "doctor"):
+        refused = cli(words, url=replica.url(), code=1)
+        assert "read-only replica" in refused.err
+        assert not refused.out
+    metrics = cli("metrics", "--once", url=replica.url(), code=1)
+    assert "superfetch_up 0.0" in metrics.out
+    assert "read-only replica" in metrics.err
+    page = TestClient(create_app(make_app(url=replica.url())), base_url="http://localhost")
+    answer = page.get("/")
+    assert answer.status_code == 503
+    assert "read-only replica" in answer.text
