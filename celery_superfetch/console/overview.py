@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 from ..inspector import STATES, Holding, Inspector
 from ..model.dead_job import DeadJob, utc
 from ..model.facts import HUNG, SILENT, STOPPING, Facts
+from ..model.records import real, whole
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
 from .finding import accepted
@@ -114,6 +115,8 @@ def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
     lately = inspector.dead_set.died_since(now - LATELY * 1000)
     newest = None
     for job in inspector.dead_set.page(0, 1) if lately else ():
+        if job.died is None:  # its time of death makes no sense
+            continue
         newest = {name: getattr(job, name) for name in ("id", "task", "task_id", "reason")}
         newest["at"] = utc(job.died)
     return {"killed_lately": lately, "newest": newest}
@@ -322,12 +325,12 @@ def _last_pass(inspector: Inspector, now: int) -> dict[str, Any] | None:
     row = inspector.history.last_pass()
     if not row:
         return None
-    at = int(row.get("at", now))
+    at = whole(row.get("at"), now)
     return {
         "at": utc(at / 1000),
         "age": max(0, now - at) / 1000,
         "by": row.get("by", ""),
-        "seconds": float(row.get("seconds", 0)),
-        "interval": float(row.get("interval", 0)),
-        **{name: int(row.get(name, 0)) for name in ("owners", "recovered", "killed", "errors")},
+        "seconds": real(row.get("seconds")),
+        "interval": max(0.0, real(row.get("interval"))),
+        **{name: whole(row.get(name)) for name in ("owners", "recovered", "killed", "errors")},
     }

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
-from math import inf
+from math import inf, isnan
 from typing import Any, TypedDict
 
 from ..errors import BadFilter
 from .arguments import arguments
 from .foreign import TEXT_MAX_CHARS
+from .job import FIRST, LAST, UNREADABLE
+from .records import parsed_json, text_of, whole
 from .strikes import Recovery
 
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
@@ -27,10 +29,6 @@ STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "r
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
 STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes", "notice")}
 
-#: What a record has that was stored before these fields were.
-MISSING: dict[str, Any] = {"node": "", "stops": 0, "first_claimed": 0}
-MISSING |= {"never_ran": False, "whole_bytes": 0, "notice": ""}
-
 HEAD_BYTES = 4096  # of a message that is too long to be kept whole
 
 CUT = (
@@ -40,10 +38,12 @@ CUT = (
 
 
 def utc(seconds: float | None) -> str | None:
-    """A time of the server's clock in ISO 8601; None where nobody noted it."""
-    if seconds is None:
+    """A time of the server's clock in ISO 8601, within what a datetime can say; None where nobody
+    noted it."""
+    if seconds is None or isnan(seconds):
         return None
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    at = min(max(seconds, FIRST), LAST)
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)
@@ -158,15 +158,26 @@ class DeadJob:
         )
 
     @classmethod
-    def load(cls, id: str, record: Mapping[str, Any], died_at: int) -> DeadJob:
-        record, text = {**MISSING, **record}, record["payload"]
+    def load(cls, id: str, raw: bytes, died_at: float) -> DeadJob:
+        """Read a record, of another version or by somebody's hand perhaps, which must not hide the
+        other jobs: what is missing or broken is empty, and its reason says so."""
+        record = parsed_json(raw, dict[str, Any]())
+        payload = _payload(record)
+        names = {field: name for name, field in STORED.items()}
+        fields: dict[str, Any] = {field: text_of(record.get(names[field])) for field in TEXTS}
+        fields |= {field: whole(record.get(field)) for field in COUNTS}
+        fields |= {field: text_of(record.get(field)) or None for field in ("task", "task_id")}
+        if payload is None:
+            fields["reason"] = fields["reason"] or "its record in the dead set cannot be read"
+        fields |= {"never_ran": record.get("never_ran") is True}
+        history = record.get("history")
         return cls(
             id=id,
-            payload=base64.b64decode(text) if record["encoding"] == "base64" else text.encode(),
-            **{field: record[name] for name, field in STORED.items()},
-            history=tuple(_event(entry) for entry in record["history"]),
-            died_at=died_at,
-            steps=str(record.get("steps", "")),
+            payload=raw if payload is None else payload,
+            **fields,
+            history=tuple(map(_event, history)) if isinstance(history, list) else (),
+            died_at=whole(died_at),
+            steps=text_of(record.get("steps")),
         )
 
 
@@ -178,13 +189,26 @@ def _text(payload: bytes) -> str | None:
         return None
 
 
+#: Fields of a job that are text, and those that are numbers.
+TEXTS = "queue_list", "app_name", "node", "reason", "owner", "notice"
+COUNTS = "strikes", "recoveries", "stops", "first_claimed", "whole_bytes"
+
+
+def _payload(record: Mapping[str, Any]) -> bytes | None:
+    """Return the payload in a record; None where it has none that can be read."""
+    text: Any = record.get("payload")
+    try:
+        return base64.b64decode(text) if record.get("encoding") == "base64" else text.encode()
+    except UNREADABLE:
+        return None
+
+
 def _event(entry: Any) -> Mapping[str, Any]:
     """A line of a history; others may have written it, and it must not hide the rest."""
     given = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
     event = {"owner": "", "reason": "", **given}
-    try:
-        utc(event.get("at"))
-    except (TypeError, ValueError, OverflowError, OSError):
+    at = event.get("at", 0)
+    if not (isinstance(at, (int, float)) and FIRST <= at <= LAST):
         event["at"] = None
     return event
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .config import Config
 from .process import ProcessImage
+from .records import parsed_json, real, text_of, whole
 from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
@@ -85,53 +86,46 @@ class Facts:
         text = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in row.items()}
 
         def rows(name: str, length: int) -> list[Any]:
-            items = _read(json.loads, text.get(name), [])
+            items = parsed_json(text.get(name), list[Any]())
             return [row for row in items if isinstance(row, list) and len(row) == length]
 
         host, _, rest = owner.partition("|")
         pid = rest.partition("|")[0]
-        interval = _read(float, text.get("heartbeat_interval"), 0.0)
-        ttl = _read(float, text.get("owner_ttl"), 0.0)
+        interval = real(text.get("heartbeat_interval"))
+        ttl = real(text.get("owner_ttl"))
         return cls(
             owner=owner,
             process=ProcessImage(
                 text.get("host", host),
-                _read(int, text.get("pid", pid), 0),
+                whole(text.get("pid", pid)),
                 *(text.get(n, "") for n in ("start_time", "boot_id", "pid_namespace", "image")),
             ),
             heartbeat_interval=interval if interval > 0 else config.heartbeat_interval,
             owner_ttl=ttl if ttl > 0 else config.owner_ttl,
             **{name: text[name] for name in (*TEXTS, "was") if name in text},
             connections=tuple(
-                _read(int, item, 0) for item in _read(json.loads, text.get("connections"), [])
+                whole(item) for item in parsed_json(text.get("connections"), list[Any]())
             ),
-            pool=tuple((_read(int, pid, 0), str(started)) for pid, started in rows("pool", 2)),
+            pool=tuple((whole(pid), str(started)) for pid, started in rows("pool", 2)),
             # Half a character is JSON, but no key's name.
             lists={
-                name.encode(errors="replace").decode(): _read(int, expires, 0)
-                for name, expires in _read(json.loads, text.get("lists"), {}).items()
+                text_of(name): max(0, whole(expires))
+                for name, expires in parsed_json(text.get("lists"), dict[str, Any]()).items()
             },
             unconsumed=tuple(
-                name.encode(errors="replace").decode()
-                for name in _read(json.loads, text.get("unconsumed"), [])
+                text_of(name)
+                for name in parsed_json(text.get("unconsumed"), list[Any]())
                 if isinstance(name, str)
             ),
             stuck_jobs=tuple(
-                (*map(str, job), _read(int, seconds, 0)) for *job, seconds in rows("stuck_jobs", 4)
+                (text_of(task), text_of(id), text_of(name), whole(seconds))
+                for task, id, name, seconds in rows("stuck_jobs", 4)
             ),
             started_jobs=tuple(
-                (_read(int, number, 0), _read(int, at, 0)) for number, at in rows("started_jobs", 2)
+                (whole(number), whole(at)) for number, at in rows("started_jobs", 2)
             ),
-            stopping_since=_read(int, text.get("stopping_since"), 0),
-            registered_at=_read(int, text.get("registered_at"), 0),
-            ran=_read(int, text.get("ran"), 0),
+            stopping_since=whole(text.get("stopping_since")),
+            registered_at=whole(text.get("registered_at")),
+            ran=whole(text.get("ran")),
             schema=text.get("schema", SCHEMA),
         )
-
-
-def _read(read: Callable[[Any], Any], value: Any, default: Any) -> Any:
-    try:
-        parsed = read(value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return default
-    return parsed if isinstance(parsed, type(default)) else default

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from .foreign import one_line
+from .records import parsed_json, whole
 
 DELIVERY = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
 CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
@@ -61,10 +62,10 @@ class Counters(NamedTuple):
     def read(cls, **found: Any) -> Counters:
         """Some fields as the server has them; what was never counted is None."""
         as_read: dict[str, Any] = {
-            "history": lambda raw: tuple(json.loads(raw)),
-            "steps": bytes.decode,
+            "history": lambda raw: tuple(filter(_is_event, parsed_json(raw, list[Any]()))),
+            "steps": lambda raw: raw.decode(errors="replace"),
         }
-        return cls(**{name: as_read.get(name, int)(raw) for name, raw in found.items() if raw})
+        return cls(**{name: as_read.get(name, whole)(raw) for name, raw in found.items() if raw})
 
     def total(self, carried: int) -> int:
         """Its strikes; ``carried`` are those that its message brings."""

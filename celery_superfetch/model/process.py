@@ -85,6 +85,8 @@ def start_time(pid: int) -> str | None:
 
 def look_at(pid: int, started: str) -> Reason:
     """What became of the process that had ``pid`` and ``started``; valid on its own ground."""
+    if pid < 1:  # to the kernel a whole group of processes, which always exists
+        return Reason.PROCESS_GONE
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

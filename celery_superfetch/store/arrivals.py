@@ -63,7 +63,8 @@ class Arrivals(Structure):
                 if rest[1] is None:  # the whole database did
                     changed |= self.empty | self._asked
                 else:
-                    changed.update(key.decode()[len(self.keys.prefix) :] for key in rest[1])
+                    names = (key.decode(errors="replace") for key in rest[1])
+                    changed.update(name[len(self.keys.prefix) :] for name in names)
             # The socket would not show again what came with it.
             if not self.hearer.can_read():
                 self.empty -= changed

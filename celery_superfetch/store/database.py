@@ -9,6 +9,7 @@ from redis import Redis
 
 from ..model.config import Config
 from ..model.lazy import lazy_property
+from ..model.records import whole
 from .keys import Keys
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class Database:
     def lasts(self, scope: str) -> float:
         """Seconds since somebody took the turn that lasts; 0 where none does."""
         lock = self.keys.lock(scope)
-        whole, left = self.client.get(lock), self.client.pttl(lock)
-        return (int(whole) - left) / 1000 if whole and left > 0 else 0.0
+        length, left = self.client.get(lock), self.client.pttl(lock)
+        return (whole(length) - left) / 1000 if length and left > 0 else 0.0
 
     def end_turn(self, scope: str, after: float = 0.0) -> None:
         """Let others have it, now or after so many seconds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +11,7 @@ from ..errors import JobNotFound
 from ..model.config import ANNOUNCE_TASK, DEAD_ID
 from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob
 from ..model.job import digest, parse
+from ..model.records import whole
 from ..model.strikes import Recovery
 from ..model.words import command
 from .database import Structure, chunks
@@ -165,11 +165,14 @@ class DeadSet(Structure):
 
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; the number that were there."""
+        return self._delete(ids)
+
+    def _delete(self, ids: Sequence[str | bytes]) -> int:
         return sum(self.scripts.run("delete", self._names, some) for some in chunks(ids, BATCH))
 
     def purge(self) -> int:
         """Delete all jobs for good; the number that were there."""
-        return self.delete(*(id.decode() for id, _ in self._rows()))
+        return self._delete([id for id, _ in self._rows()])
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
         """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
@@ -240,15 +243,15 @@ class DeadSet(Structure):
             [*(("ZCARD", name) for name in names), ("HMGET", self.keys.dead_bytes, *names)]
         )
         rows = zip(caps, counts, sizes, strict=True)
-        return [Kept(cap, int(count), int(size or 0)) for cap, count, size in rows]
+        return [Kept(cap, int(count), whole(size)) for cap, count, size in rows]
 
     def _fullest(self, cap: Cap) -> Cap:
         """Return the cap of the same kind, of any app, with the most bytes."""
         sizes = self.client.hgetall(self.keys.dead_bytes)
         fitting = [
-            (int(size), name) for name, size in sizes.items() if name.startswith(cap.key.encode())
+            (whole(size), name) for name, size in sizes.items() if name.startswith(cap.key.encode())
         ]
-        return cap._replace(key=max(fitting)[1].decode()) if fitting else cap
+        return cap._replace(key=max(fitting)[1].decode(errors="replace")) if fitting else cap
 
     def sample(self, cap: Cap) -> list[DeadJob]:
         """Return some of the newest jobs under a cap, as many as are read by one short script."""
@@ -284,7 +287,7 @@ class DeadSet(Structure):
         keys = [self.keys.dead_jobs] * len(ids)
         records = self.scripts.run("payloads", keys, [most_bytes, *ids])
         jobs = [
-            DeadJob.load(id.decode(), json.loads(record), int(score))
+            DeadJob.load(id.decode(errors="replace"), record, score)
             for (id, score), record in zip(rows, records, strict=False)
             if record is not None
         ]

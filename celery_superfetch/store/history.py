@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..model.dead_job import utc
 from ..model.job import Job, parse
 from ..model.process import ProcessImage
+from ..model.records import parsed_json, real, text_of, whole
 from .database import Structure
 
 #: Days and number of deaths that are remembered.
@@ -107,7 +108,8 @@ class History(Structure):
 
     def deaths(self, most: int = MOST) -> list[dict[str, Any]]:
         # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
-        return [*map(json.loads, self.client.zrange(self.keys.deaths, -most, -1)[::-1])]
+        rows = self.client.zrange(self.keys.deaths, -most, -1)[::-1]
+        return [death for row in rows if (death := _death(parsed_json(row, dict[str, Any]())))]
 
     def passed(self, summary: Mapping[str, Any]) -> None:
         """Record a pass as the last one, with the ``summary`` of it, and count it."""
@@ -118,7 +120,8 @@ class History(Structure):
     def last_pass(self) -> Mapping[str, str]:
         """The last pass; empty where nobody has made one."""
         row = self.client.hgetall(self.keys.last_pass)
-        return {name.decode(): value.decode(errors="replace") for name, value in row.items()}
+        texts = ((name.decode(errors="replace"), value) for name, value in row.items())
+        return {name: value.decode(errors="replace") for name, value in texts}
 
     def tick(self, last: int) -> int:
         """Note a tick of this app's beat, whose latest was at ``last`` (server ms; 0: there was
@@ -132,15 +135,24 @@ class History(Structure):
         """Of each app the beat that ticked last, with the seconds between its last two ticks."""
         beats = []
         for app, row in sorted(self.client.hgetall(self.keys.beats).items()):
-            at, interval, host, pid = json.loads(row)
-            process = {"app": app.decode(errors="replace"), "host": host, "pid": pid}
-            beats.append({**process, "at": utc(at / 1000), "interval": interval})
+            parts = parsed_json(row, list[Any]())
+            if len(parts) != 4:
+                continue
+            at, interval, host, pid = parts
+            process = {
+                "app": app.decode(errors="replace"),
+                "host": text_of(host),
+                "pid": whole(pid),
+            }
+            beats.append({**process, "at": utc(whole(at) / 1000), "interval": real(interval)})
         return beats
 
     def counts(self) -> Counts:
         """All counters; not more than some thousands (``shared.lua``)."""
         fields = self.client.hgetall(self.keys.stats)
-        rows = {tuple(k.decode(errors="replace").split(TAB, 2)): int(v) for k, v in fields.items()}
+        rows = {
+            tuple(k.decode(errors="replace").split(TAB, 2)): whole(v) for k, v in fields.items()
+        }
         times = {name[1]: n for name, n in rows.items() if name[0] == "recovery" and name[1:]}
         return Counts(
             {name[0]: n for name, n in sorted(rows.items()) if len(name) == 1},
@@ -150,6 +162,21 @@ class History(Structure):
             Losses(*(rows.get(("lost", part), 0) for part in ("lately", "since", "at"))),
             rows.get(tuple(DATA_LOSS.split(TAB)), 0),
         )
+
+
+#: What a row of the history of deaths has, as text and as whole numbers.
+DEATH_TEXTS = "owner", "host", "app", "reason", "node", "state"
+DEATH_NUMBERS = "at", "pid", "recovered", "killed", "heard"
+
+
+def _death(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the history of deaths; empty where it does not say when that was."""
+    if not whole(row.get("at")):
+        return {}
+    return {
+        **{name: text_of(row.get(name)) for name in DEATH_TEXTS},
+        **{name: whole(row.get(name)) for name in DEATH_NUMBERS},
+    }
 
 
 def noted_recovery(ms: int) -> Iterator[tuple[str, int]]:

@@ -134,7 +134,8 @@ class Suspects(Structure):
     """Jobs on probation (``superfetch:probation:<queue list>``), and who rests for them."""
 
     def lists(self) -> frozenset[str]:
-        return frozenset(map(bytes.decode, self.client.smembers(self.keys.on_probation)))
+        names = self.client.smembers(self.keys.on_probation)
+        return frozenset(name.decode(errors="replace") for name in names)
 
     def size(self, queue_list: str) -> int:
         return int(self.client.llen(self.keys.probation(queue_list)))

@@ -8,6 +8,7 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
+from ..model.records import whole
 from .database import Structure
 from .history import TAB, Times
 
@@ -63,9 +64,9 @@ class Runs(Structure):
         for name, number in self.client.hgetall(self.keys.runs).items():
             how, *labels = name.decode(errors="replace").split(TAB, 2)
             if how in ENDS and len(labels) == 2:
-                ends[how, labels[0], labels[1]] = int(number)
+                ends[how, labels[0], labels[1]] = whole(number)
             elif how == "seconds" and len(labels) == 2:
-                times[labels[1]][labels[0]] = int(number)
+                times[labels[1]][labels[0]] = whole(number)
         by_task = {
             task: Times.read(BUCKETS, row, row["us"] / 1e6) for task, row in sorted(times.items())
         }

@@ -19,7 +19,7 @@ local is_told, queue_list = ARGV[9] == '1', ARGV[10]
 local notice, placeholder, expires, task = ARGV[11], ARGV[12], tonumber(ARGV[13]), ARGV[14]
 if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
 local history = read_note('hash', 'HMGET', counters, 'recoveries')
-if (history[1] or '0') ~= expected then return {'recounted'} end
+if counter(history[1]) ~= tonumber(expected) then return {'recounted'} end
 -- One comes, so one has to go, or as many as have its bytes; a lowered limit is reached by `trim`.
 local size = redis.call('ZCARD', cap)
 local full = most_jobs > 0 and size >= most_jobs

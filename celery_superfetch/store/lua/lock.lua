@@ -6,7 +6,7 @@
 local lock = KEYS[1]
 -- One that lasts for longer than it was to is from before the server's clock was set back.
 local held = read_note('string', 'GET', lock)
-local longest = (tonumber(type(held) == 'string' and held) or 0) + 1000
+local longest = counter(held) + 1000
 local ttl_s = redis.call('TTL', lock)
 -- One without an end was not taken here: it would be held for ever.
 if type(held) == 'string' and ttl_s >= 0 and ttl_s * 1000 <= longest then return 0 end

@@ -9,16 +9,16 @@ local stats, rows, event, pause_ms = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2]
 local jobs = (#ARGV - 2) / 2
 read_note('hash', 'HLEN', stats)
 delete_foreign()
-redis.call('HINCRBY', stats, event, jobs)
+redis.pcall('HINCRBY', stats, event, jobs)
 if event == 'lost' then
   local now = now()
-  local last = tonumber(redis.call('HGET', stats, 'lost\tat')) or 0
+  local last = counter(redis.call('HGET', stats, 'lost\tat'))
   -- A last loss in the future is from before the server's clock was set back.
   if now - last > pause_ms or last > now then
     redis.call('HSET', stats, 'lost\tsince', now, 'lost\tlately', 0)
   end
   redis.call('HSETNX', stats, 'lost\tsince', now)
-  redis.call('HINCRBY', stats, 'lost\tlately', jobs)
+  redis.pcall('HINCRBY', stats, 'lost\tlately', jobs)
   redis.call('HSET', stats, 'lost\tat', now)
 end
 for i = 3, #ARGV, 2 do count_by_task(stats, rows, event, ARGV[i], ARGV[i + 1]) end

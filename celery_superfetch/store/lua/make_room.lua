@@ -20,8 +20,8 @@ local noted = read_note('hash', 'HMGET', latest, 'owner', 'since', 'until', 'nex
 read_note('set', 'SISMEMBER', on_probation, '')
 delete_foreign()
 -- If the server's clock was set back, the latest quiesce says nothing: its times are in the future.
-if now < tonumber(noted[2] or 0) then noted = {} end
-local since, ends = tonumber(noted[2] or 0), tonumber(noted[3] or 0)
+if now < counter(noted[2]) then noted = {} end
+local since, ends = counter(noted[2]), counter(noted[3])
 -- The pause after a quiesce (ms). It counts as a second at least, since owners call once a second.
 local function pause_after(from, to) return work * math.max(to - from, 1000) end
 -- Stores a quiesce: its begin and its end, the length of the next one, and whether it is still needed.
@@ -78,6 +78,7 @@ if not waits then
 end
 if mine and quiesces then return {1, free_waits} end
 if now < ends + pause_after(since, ends) then return {0, free_waits} end
-local length = tonumber(noted[4] or first)
+local length = counter(noted[4])
+if length <= 0 then length = first end
 store(now, now + length, 2 * length, 1)
 return {1, free_waits}

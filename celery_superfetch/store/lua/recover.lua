@@ -42,7 +42,7 @@ local function recover(i)
   local _, entries, was_suspect, token_before, quiesced = unpack(before[i], 1, 5)
   local suspect, is_stop = solitude ~= '0', blame == 'stop'
   local is_strike = blame == 'exact' or blame == 'suspect'
-  local function one_more(at) return (tonumber(before[i][at]) or 0) + 1 end
+  local function one_more(at) return counter(before[i][at]) + 1 end
   local stops, deaths, alongside = one_more(6), one_more(7), one_more(8)
   -- If a live owner does not get the reply, it finds by this entry that the job was counted (`_settle` in
   -- `lost_runs.py`): else it would count the loss twice.
@@ -88,7 +88,7 @@ for i = 1, jobs do
     outcomes[i] = 'unmarked'
   elseif not payloads[i] then
     outcomes[i] = 'moved'
-  elseif counted[history] or (before[i][1] or '0') ~= expected then
+  elseif counted[history] or counter(before[i][1]) ~= tonumber(expected) then
     outcomes[i] = 'recounted'
   else
     outcomes[i], counted[history] = 'ok', true

@@ -33,7 +33,7 @@ for i = 1, jobs do
   if payload and not gone[id] then
     total, gone[id] = total + 1, true
     local is_stop = record ~= ''
-    stops = (tonumber(stops) or 0) + 1
+    stops = counter(stops) + 1
     -- If a job that stops its worker always came first again, it would starve all others.
     local push = is_stop and stops > to_front and 'LPUSH' or push
     if suspected then

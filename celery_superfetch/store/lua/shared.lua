@@ -21,6 +21,13 @@ local function flagged(flag, window)
   if redis.call('TTL', flag) < window then redis.call('SET', flag, 1, 'EX', window) end
 end
 
+-- A number of a job's history as Python reads it (`whole` in `records.py`): 0 where it is none. If the two
+-- differed, each decision on the job would be refused as made on an older history, and it would stay.
+local function counter(text)
+  local number = type(text) == 'string' and string.match(text, '^%-?%d+$') and tonumber(text) or 0
+  return math.abs(number) <= 2 ^ 53 and number or 0
+end
+
 -- Whether a job can be pushed to a key, and the key's type. Scripts check it before the first write.
 local function takes(name)
   local kind = redis.call('TYPE', name).ok
@@ -33,7 +40,7 @@ end
 local tokens = {}
 local function token(id, counters, earlier)
   local number = tonumber(string.match(id, '^%d+')) or 0
-  tokens[counters] = math.max(number, (tonumber(tokens[counters] or earlier) or 0) + 1)
+  tokens[counters] = math.max(number, (tokens[counters] or counter(earlier)) + 1)
   return string.format('%.0f', tokens[counters])
 end
 
@@ -85,7 +92,7 @@ end
 local function surplus(cap, most_jobs, most_bytes, coming, batch)
   local ids = {}
   local over = redis.call('ZCARD', cap) - most_jobs
-  local bytes = (tonumber(redis.pcall('HGET', KEYS[5], cap)) or 0) + coming
+  local bytes = counter(redis.pcall('HGET', KEYS[5], cap)) + coming
   while #ids < batch and (over > 0 or (most_bytes > 0 and bytes > most_bytes)) do
     local page = redis.call('ZRANGE', cap, #ids, math.min(#ids + 50, batch) - 1)
     if #page == 0 then break end
@@ -174,12 +181,17 @@ end
 -- The entries of a job's history (JSON) and one more, to which it adds the time. It keeps the latest 20:
 -- the field must not grow without bound.
 local function with_entry(before, entry)
-  local readable, entries = pcall(cjson.decode, before or '[]')
-  if not readable or type(entries) ~= 'table' then entries = {} end
+  local readable, found = pcall(cjson.decode, before or '[]')
+  local entries = {}
+  for _, earlier in ipairs(readable and type(found) == 'table' and found or entries) do
+    if type(earlier) == 'table' then table.insert(entries, earlier) end
+  end
   entry.at = tonumber(redis.call('TIME')[1])
   table.insert(entries, entry)
   while #entries > 20 do table.remove(entries, 1) end
-  return cjson.encode(entries)
+  -- An entry by somebody's hand may have what cannot be written. An error would end the script half-way.
+  local written, text = pcall(cjson.encode, entries)
+  return written and text or cjson.encode({entry})
 end
 
 -- Lists a job that stops cut short again and again, for `status`: the latest hundred. An error lists

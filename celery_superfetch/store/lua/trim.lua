@@ -16,7 +16,7 @@ for at = 8, #KEYS do redis.call('ZCARD', KEYS[at]) end
 redis.call('SISMEMBER', unannounced, '')
 delete_foreign(stats)
 local before = {}
-for at = 8, #KEYS do before[at] = tonumber(redis.call('HGET', dropped, KEYS[at])) or 0 end
+for at = 8, #KEYS do before[at] = counter(redis.call('HGET', dropped, KEYS[at])) end
 local function prune(cap, ids)
   if #ids == 0 then return 0 end
   capped(ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,7 +33,7 @@ def places(found: dict[bytes, Any], raw: bytes) -> list[bytes]:
             yield from value
         elif isinstance(value, dict):
             if key.endswith(b"dead:jobs"):
-                dead = [json.loads(record) for record in value.values() if record != b"?"]
+                dead = [record for record in value.values() if record != b"?"]
                 yield from (DeadJob.load("", record, 0).payload for record in dead)
             else:
                 values = value.values()

@@ -1,0 +1,54 @@
+"""Readers of values in Redis, where anyone who writes to the database may have left nonsense. What
+makes no sense falls back, so that one odd record stops no pass, no `status` and no metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: The greatest whole number that a script can read exactly: Lua has nothing but doubles.
+GREATEST = 2**53
+WHOLE = re.compile(r"-?[0-9]+", re.ASCII)
+
+
+def read_as(read: Callable[[Any], Any], value: Any, default: T) -> T:
+    """Return ``read(value)`` if that is of the type of ``default``; otherwise ``default``."""
+    try:
+        parsed = read(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return default
+    return parsed if isinstance(parsed, type(default)) else default
+
+
+def whole(value: Any, default: int = 0) -> int:
+    """Return a whole number; ``default`` where it is none, or greater than ``GREATEST``. Scripts
+    read text in the same way (``counter`` in ``shared.lua``)."""
+    if isinstance(value, (str, bytes)) and not WHOLE.fullmatch(_as_text(value)):
+        return default
+    number = read_as(int, value, default)
+    return number if abs(number) <= GREATEST else default
+
+
+def _as_text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def real(value: Any, default: float = 0.0) -> float:
+    """Return a finite number; ``default`` where it is none, or greater than ``GREATEST``."""
+    number = read_as(float, value, default)
+    return number if isfinite(number) and abs(number) <= GREATEST else default
+
+
+def parsed_json(value: Any, default: T) -> T:
+    """Return a JSON document; ``default`` where it is none, or of another type."""
+    return read_as(json.loads, value, default)
+
+
+def text_of(value: Any) -> str:
+    """Return a text that UTF-8 can say; empty where it is none."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
