@@ -4,10 +4,12 @@ has it can be killed."""
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from celery import Celery
 
-from ..model.config import DRILL_TASK
+from ..model.config import DRILL_HEADER, DRILL_MAX_S, DRILL_TASK
+from ..model.records import real
 
 
 def add_drill_task(app: Celery) -> None:
@@ -17,6 +19,14 @@ def add_drill_task(app: Celery) -> None:
         ignore_result=True,
         acks_late=True,
         reject_on_worker_lost=True,
+        bind=True,
     )
-    def drill(seconds: float) -> None:
-        time.sleep(seconds)
+    def drill(self: Any, seconds: Any = 0) -> None:
+        time.sleep(sleep_s(seconds, self.request.get(DRILL_HEADER)))
+
+
+def sleep_s(seconds: Any, header: object) -> float:
+    """Return for how long (s) a job sleeps: not at all without the header of the command, and for
+    an hour at most. If the task slept for as long as a message says, anyone who may publish could
+    hold every slot of a worker for years."""
+    return min(max(0.0, real(seconds)), DRILL_MAX_S) if header is True else 0.0

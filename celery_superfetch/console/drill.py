@@ -13,7 +13,7 @@ from uuid import uuid4
 from celery import Celery
 
 from ..inspector import RUNNING, Inspector
-from ..model.config import DRILL_TASK
+from ..model.config import DRILL_HEADER, DRILL_TASK
 from ..model.facts import Facts
 from ..model.process import ProcessImage
 from ..model.worker_process import Process, has_socket, worker_at
@@ -61,7 +61,12 @@ class Drill:
             id = str(uuid4())
             self.runs[id] = Run(id)
             self.app.send_task(
-                DRILL_TASK, (self.seconds,), task_id=id, queue=self.queue, expires=expires
+                DRILL_TASK,
+                (self.seconds,),
+                task_id=id,
+                queue=self.queue,
+                expires=expires,
+                headers={DRILL_HEADER: True},
             )
 
     def find_victim(self, patience: float) -> bool:

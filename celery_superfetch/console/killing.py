@@ -41,7 +41,7 @@ def named(inspector: Inspector, ids: Sequence[str]) -> tuple[Rows, Rows]:
                 f"(`{command()} dead list`)"
             )
         elif len(fit) > 1:
-            rows = "".join(f"\n  {job['digest']} {title_of(job)} {job['state']}" for job in fit)
+            rows = "".join(f"\n  {job['handle']} {title_of(job)} {job['state']}" for job in fit)
             error = f"fits {len(fit)} jobs:{rows}"
         elif fit[0]["state"] in NOBODYS:
             error = NOBODYS[fit[0]["state"]]

@@ -7,15 +7,18 @@ from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, complain, in_session, quantity, warn
 from ...model.arguments import printable
+from ...model.config import DRILL_MAX_S
 from ...model.words import command, number, span
 from ...model.worker_process import NotAWorker, command_line_of, kill_tree
 from ..drill import Drill, Run, is_here
+
+SLEEP = click.FloatRange(5, DRILL_MAX_S)
 
 
 @click.command(name="drill", cls=CeleryCommand)
 @click.option("--queue", required=True, help="Send the jobs of the drill to this queue.")
 @quantity("--jobs", click.IntRange(1, 1000), 4, "N", "Send this many jobs.")
-@quantity("--seconds", click.FloatRange(5), 60, "SECONDS", "Let each job run for this long.")
+@quantity("--seconds", SLEEP, 60, "SECONDS", "Let each job run for this long.")
 @quantity("--wait", click.FloatRange(1), 120, "SECONDS", "Wait this long for each thing to happen.")
 @click.option("--others-too", is_flag=True, help="Also kill a worker that runs jobs of yours.")
 @click.option("--yes", is_flag=True, help="Do not ask before the worker is killed.")

@@ -30,8 +30,8 @@ MANY = 1000
 def jobs(session: Session, limit: int, wide: bool, **which: Any) -> None:
     """List jobs in flight, parked ones (they wait for their time), and those on probation.
 
-    Without a command it only reads. ID is a job's Celery task id or its digest, or the start of
-    either.
+    Without a command it only reads. ID is a job's Celery task id, its digest, or its handle (in
+    --json), which one job alone has; or the start of one of them.
     """
     look = Look(session.inspector, Which(**which))
     if not look.which.countable and (size := look.size()) > MANY:

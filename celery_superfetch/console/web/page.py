@@ -197,7 +197,8 @@ class Page:
         return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
 
     def end(self, request: Request, form: Form) -> Response:
-        """Kill jobs in flight, or revoke those that have not begun; it asks once more."""
+        """Kill jobs in flight, or revoke those that have not begun; it asks once more. Each has its
+        handle and its task id: two that run may have one id, and Celery revokes by ids."""
         ids = self._asked(request, form)
         jobs = number(len(ids), "job")
         match form.get("do"):
@@ -214,10 +215,11 @@ class Page:
                 words = {"title": title, "text": text, "button": "Revoke"}
                 return self._sure(request, "revoke now", ids, **words)
             case ["kill now"]:
-                killed, errors = self._seen.kill(ids)
+                killed, errors = self._seen.kill([id.partition(" ")[0] for id in ids])
                 done = {"verb": "Killed", "count": len(killed), "said": errors}
             case ["revoke now"]:
-                heard = self._app.control.revoke(ids, reply=True, timeout=HEARD) or ()
+                task_ids = [id.partition(" ")[2] or id for id in ids]
+                heard = self._app.control.revoke(task_ids, reply=True, timeout=HEARD) or ()
                 verb = f"Told {number(len(heard), 'worker')} to revoke"
                 done = {"verb": verb, "count": len(ids), "said": []}
                 if not heard:

@@ -15,7 +15,7 @@ from typing import Any
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcement, broker, refusals, result_backends, sender
+from celery_superfetch.app import announcement, broker, drill, refusals, result_backends, sender
 from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.console import listener
@@ -377,6 +377,11 @@ def settling() -> None:
 def outlived() -> None:
     """A child that dies after it outlived a signal was ended on purpose, whatever it runs."""
     CountedRequest._was_told = True
+
+
+def drill_header() -> None:
+    """A job of the drill's task sleeps for as long as its message says, whoever sent it."""
+    drill.sleep_s = lambda seconds, header: seconds
 
 
 def gate() -> None:
