@@ -25,6 +25,7 @@ from redis.retry import Retry
 from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe, loggable, one_line
+from ..model.log_text import one_line_each
 from ..model.step import FOLLOWING, ITSELF, running, seed_of
 from ..signals import job_killed
 from .backend_turn import backend_turn
@@ -35,7 +36,7 @@ from .ignored_results import stores_failure
 from .result_age import is_of_job
 from .result_backends import own_backend
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 REPLY_TIMEOUT = 3.0  # s to wait for a result backend on Redis, before a later run tries again
 EVENT_TIMEOUT = 2.0  # s to wait for the broker when an event is sent to monitors

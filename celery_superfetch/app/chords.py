@@ -21,9 +21,10 @@ from celery.result import GroupResult, allow_join_result
 from celery.utils.log import get_logger
 
 from ..model.foreign import describe
+from ..model.log_text import one_line_each
 from .refusals import PatientScript, patiently
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Counts a part. The keys are those of Celery 5.7, in which a worker without this package may
 #: count, too: the results by their index (or a list of them), how many parts were added, how many

@@ -11,6 +11,7 @@ from celery import Celery
 from redis import Redis
 
 from ..errors import JobNotFound, NotWhole, WrongType
+from ..model.arguments import printable
 from ..model.dead_job import CUT, Conditions, DeadJob
 from ..model.lazy import lazy_property
 from ..store import dead_set as store
@@ -195,7 +196,7 @@ class DeadSet(store.DeadSet):
             called.append(outcome)
         for outcome, reply in zip(called, self.put_back(calls), strict=True):
             if isinstance(reply, Exception):
-                outcome.error = str(reply)
+                outcome.error = printable(reply)
             elif not reply:
                 outcome.queue, outcome.error = None, GONE.format(outcome.id)
 

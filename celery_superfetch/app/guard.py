@@ -12,10 +12,11 @@ from celery.utils.log import get_logger
 from ..errors import ConfigError
 from ..model.config import check
 from ..model.foreign import describe
+from ..model.log_text import one_line_each
 from ..model.strikes import Decision, Limits, Recovery, decide, toll
 from .broker import config_of
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 
 def guard_of(app: Celery) -> Callable[..., Decision]:

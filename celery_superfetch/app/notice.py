@@ -19,11 +19,12 @@ from kombu.utils.uuid import uuid
 
 from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from ..model.job import Carried
+from ..model.log_text import one_line_each
 from ..store.database import Database
 from .backend_turn import PATIENCE, NotNow, held_off, pause
 from .queues import separator_of
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Runs of a notice that may end with their process: errbacks, receivers, payloads kill, too. The
 #: next one tells the caller alone.

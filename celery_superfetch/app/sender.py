@@ -23,11 +23,12 @@ from celery import canvas
 from celery.utils.log import get_logger
 from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
+from ..model.log_text import one_line_each
 from ..model.step import Run, Step, handing, ids_of, running
 from ..store.wire.server import is_passing
 from .refusals import PAUSE_S, NotSent
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: How often the retry that a run holds is sent, as often as Celery itself tries to publish.
 TRIES = 4

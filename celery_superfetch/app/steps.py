@@ -26,6 +26,7 @@ from celery.utils.log import get_logger
 from kombu.serialization import loads
 
 from ..model.job import DELIVERY, Counters
+from ..model.log_text import one_line_each
 from ..model.step import Claim, Fenced, Run, running, seed_of
 from .chords import is_on_redis
 from .ignored_results import ignores_result
@@ -33,7 +34,7 @@ from .refusals import NotSent
 from .result_age import is_of_job
 from .sender import release  # whose ``DECIDE`` names functions of this module
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Headers of Celery's own; all others Celery takes for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}

@@ -190,7 +190,7 @@ def dead_delete(session: Session, ids: tuple[str, ...], yes: bool) -> None:
     """Delete killed jobs for good."""
     from ..app.dead_set import GONE
     from ..errors import JobNotFound
-    from ..model.arguments import task_title
+    from ..model.arguments import printable, task_title
     from ..model.words import number
 
     titles: dict[str, str] = {}
@@ -203,7 +203,7 @@ def dead_delete(session: Session, ids: tuple[str, ...], yes: bool) -> None:
             errors.append({"id": id, "error": str(exc)})
     if titles and not yes:
         for title in titles.values():
-            complain(title)
+            complain(printable(title))
         click.confirm(f"Delete {number(len(titles), 'job')} for good?", abort=True, err=True)
     deleted: dict[str, str] = {}
     with interruptible(lambda: f"{len(deleted)} of {len(titles)} jobs were deleted."):

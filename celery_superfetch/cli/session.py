@@ -86,7 +86,7 @@ class Session:
         """Say what was done of what was asked for, and on stderr what was not: then 1."""
         self.say({**done, "errors": errors}, lambda: [*map(self.tables.line, lines)])
         for error in errors[:MOST_ERRORS]:
-            complain(f"Error: {error['id']}: {error['error']}")
+            complain(f"Error: {_printable(error['id'])}: {error['error']}")
         if len(errors) > MOST_ERRORS:
             complain(f"and {len(errors) - MOST_ERRORS} more errors; --json has them all")
         if errors:
@@ -147,6 +147,12 @@ def _printable(text: object) -> str:
     return printable(text)
 
 
+def _printable_lines(text: object) -> str:
+    from ..model.arguments import printable_lines
+
+    return printable_lines(text)
+
+
 @contextmanager
 def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     """A session; what goes wrong in it is said without a traceback."""
@@ -164,7 +170,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     app = ctx.obj.app
     # What is logged on the way goes to stderr where the app has set up no logging.
     if logging.lastResort is not None:
-        logging.lastResort.format = lambda record: _printable(  # type: ignore[method-assign]
+        logging.lastResort.format = lambda record: _printable_lines(  # type: ignore[method-assign]
             logging.Formatter().format(record)
         )
     # Where nobody said which app, Celery makes up one of its own.
@@ -179,13 +185,17 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
             waits.cancel()
             yield Session(app, reaper, DeadSet(app, client), tables, as_json)
     except SuperfetchError as exc:
-        raise click.ClickException(_printable(f"{exc}{hint}")) from exc
+        raise click.ClickException(_printable_lines(f"{exc}{hint}")) from exc
+    except click.ClickException as exc:
+        if type(exc) is not click.ClickException:
+            raise
+        raise click.ClickException(_printable_lines(exc.message)) from exc
     except (RedisError, OperationalError) as exc:  # the latter where Celery sends something
         url = _uri(app)
         advice = advice_for(exc, url)
         why = f"{str(exc).rstrip('.')}: {advice}" if advice else str(exc)
         text = f"the broker ({url}) cannot be asked: {why}{hint}"
-        raise Unreachable(text) from exc
+        raise Unreachable(_printable(text)) from exc
     finally:
         waits.cancel()
 
@@ -213,9 +223,9 @@ def know_tasks(app: Celery) -> None:
 
 
 def complain(text: str) -> None:
-    """On stderr; there may be something of a payload in it."""
-    click.echo(_printable(text), err=True)
+    """Say something on stderr, in several lines perhaps: names of messages in it are escaped."""
+    click.echo(_printable_lines(text), err=True)
 
 
 def warn(text: str) -> None:
-    complain(f"Warning: {text}")
+    complain(f"Warning: {_printable(text)}")

@@ -51,9 +51,9 @@ class Tables:
 
     def line(self, text: object = "", style: Style = PLAIN) -> None:
         """One line, as long as it is; a terminal gets it broken between words."""
-        for part in str(text).split("\n"):
-            for piece in [printable(part)] if self.wide else _wrapped(printable(part), self.width):
-                self.say(self._styled(piece, style))
+        shown = printable(text)
+        for piece in [shown] if self.wide else _wrapped(shown, self.width):
+            self.say(self._styled(piece, style))
 
     def short(self, id: str) -> str:
         return id if self.wide else id[:SHORT_ID]
@@ -106,7 +106,8 @@ class Tables:
 
     def dead_job(self, job: dict[str, Any]) -> None:
         self._fields((*DETAILS, "Recoveries", "Args", "Kwargs"), job)
-        self.line("\nHistory, the oldest first:")
+        self.line()
+        self.line("History, the oldest first:")
         for event in job["history"]:
             self._fields(EVENT, event)
             self.line()
@@ -158,4 +159,4 @@ def _name(title: str) -> str:
 
 
 def _text(value: object) -> str:
-    return "-" if value is None else printable(value).replace("\n", " ")
+    return "-" if value is None else printable(str(value).replace("\n", " "))

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StillInUse
+from ..model.arguments import printable
 from ..model.facts import Facts
+from ..model.log_text import one_line_each
 from ..model.silence import watch_time
 from ..model.verdict import Reason
 from ..model.words import number
@@ -21,7 +23,7 @@ from ..store.holdings import Holdings
 from ..store.parked import Parked
 from ..store.queues import Suspects
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 NAMED = 20  # workers that a refusal names
 
@@ -175,8 +177,9 @@ def _refusal(alive: list[dict[str, Any]]) -> str:
         held = f"{{owner}}: {jobs} in flight, last heartbeat {{heartbeat_age:.0f}} s ago"
         advice = "pid {pid} on {host}; if it is gone, drain with --wait {wait:.0f}"
         if row["reason"] in here:
-            advice = "{reason}: kill -TERM {pid}"
-        rows += f"\n  {held}; {advice}".format(**row, wait=watch_time(row["owner_ttl"]))
+            advice = "{reason}: kill -TERM {pid} (`ps -fp {pid}` says what it is)"
+        text = f"{held}; {advice}".format(**row, wait=watch_time(row["owner_ttl"]))
+        rows += f"\n  {printable(text)}"
     if len(alive) > NAMED:
         more = number(len(alive) - NAMED, "more worker")
         rows += f"\n  and {more}: `drain --dry-run --json` names all"

@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery
 
 from ..inspector import PARKED, PROBATION, Inspector
+from ..model.arguments import printable
 from ..model.config import KILL_COMMAND
 from ..model.facts import Facts
 from ..model.words import command
@@ -97,8 +98,8 @@ def _ask(
         if "jobs" in answer:
             return dict(answer["jobs"])
     trouble = answers[0].get("error") if answers else SILENT.format(node=node, seconds=TIMEOUT)
-    return {name: {"error": str(trouble)} for name in names}
+    return {name: {"error": printable(trouble)} for name in names}
 
 
 def title_of(job: Mapping[str, Any]) -> str:
-    return f"{job['task']}[{job['id']}]"
+    return printable(f"{job['task']}[{job['id']}]")

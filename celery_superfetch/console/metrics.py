@@ -19,6 +19,7 @@ from ..inspector import PATIENCE, Counts, Inspector, RunCounts, advice_for
 from ..model import forks
 from ..model.arguments import printable
 from ..model.facts import HUNG, SILENT
+from ..model.log_text import one_line_each
 from ..model.words import passed
 from .health import findings
 from .metrics_server import MetricsServer
@@ -43,7 +44,7 @@ except ImportError as exc:
 T = TypeVar("T", CounterMetricFamily, GaugeMetricFamily)
 
 #: Not Celery's: that one has a handler that says nothing, and an exporter sets up no other.
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Seconds for which what was read is told again: several may scrape, and the server is asked once.
 FRESH = 2.0

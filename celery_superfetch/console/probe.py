@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from ..errors import SuperfetchError
 from ..inspector import Inspector, advice_for
-from ..model.arguments import printable
+from ..model.arguments import printable_lines
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
 from ..model.words import span
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         document = {"status": WORDS[code], "code": code, "text": line, "summary": answer.summary}
         print(json.dumps({**document, "findings": rows}, indent=2))
     else:
-        print(" ".join(printable(line).split()))
+        print(" ".join(printable_lines(line).split()))
     return code
 
 

@@ -34,7 +34,8 @@ def print_status(tables: Tables, judged: Any, wide: bool) -> None:
     tables.line()
     _queues(tables, overview["queues"], judged.queues, wide, overview["server_time"])
     if overview["deaths"]:
-        tables.line("\nLast deaths:")
+        tables.line()
+        tables.line("Last deaths:")
         now = overview["server_time"]
         rows = ({**row, "died": ago(row["at"], now)} for row in overview["deaths"])
         tables.table([title for title in DEATHS if wide or title != "Owner"], rows)

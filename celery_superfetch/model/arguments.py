@@ -33,11 +33,17 @@ def arguments(payload: bytes) -> tuple[str, str]:
 
 
 def printable(value: object) -> str:
-    """Escape what a terminal would obey: queue names and payloads hold anything."""
+    """Escape what a terminal would obey, and what would begin a line: queue names, ids and payloads
+    hold anything, and a name with a line's end in it could say that all is well."""
     text = "" if value is None else str(value)
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: object) -> str:
+    """Escape what a terminal would obey in a text of several lines, whose names are escaped."""
+    return "\n".join(map(printable, str(text).split("\n")))
 
 
 def task_title(task: str | None) -> str:

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from ..errors import ForkedConnection
 from ..model.config import Config
+from ..model.log_text import one_line_each
 from ..model.process import own_pid
 from ..store.holdings import Holdings
 from ..store.private_lists import Claims
@@ -25,7 +26,7 @@ from .heartbeats import Heartbeats
 from .in_flight.lost_runs import LostRuns
 from .in_flight.runner import CONSUMER, Runner
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 REGISTRATIONS = 3  # times in a row that a claim may find its owner unregistered
 

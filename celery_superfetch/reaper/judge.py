@@ -11,6 +11,7 @@ from typing import Any
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe
 from ..model.job import Job, digest, parse
+from ..model.log_text import one_line_each
 from ..model.strikes import (
     STOPS_NAMED,
     Blame,
@@ -25,7 +26,7 @@ from ..model.words import command
 from ..signals import job_killed, job_recovered, job_recovering
 from ..store.counters import Outcome, StrikeCounters
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 
 class Judge(StrikeCounters):

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from ..model import forks
 from ..model.facts import HUNG, SCHEMA, STOPPING, Facts
 from ..model.job import Job, queue_list_of
+from ..model.log_text import one_line_each
 from ..model.silence import Silence, watch_time
 from ..model.strikes import Blame, Limits, Running
 from ..model.verdict import Reason
@@ -33,7 +34,7 @@ from .judge import Judge, ask, tell
 from .report import Report
 from .trimming import trim
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 TOMBSTONE = 60.0  # seconds its lists are drained again: the frozen may wait in a blocking claim
 

@@ -11,10 +11,11 @@ from typing import ClassVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..model.log_text import one_line_each
 from ..model.verdict import Reason
 from ..model.words import number
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 
 @dataclass

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import JobNotFound
+from ..model.arguments import printable
 from ..model.config import ANNOUNCE_TASK, DEAD_ID
 from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob
 from ..model.job import digest, parse
@@ -132,7 +133,9 @@ class DeadSet(Structure):
         if len(matches) == 1:
             return matches[0]
         if matches:
-            names = [f"{job.id} {job.task or 'unparseable'}[{job.task_id}]" for job in matches]
+            names = [
+                printable(f"{job.id} {job.task or 'unparseable'}[{job.task_id}]") for job in matches
+            ]
             remainder = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
             rows = "\n  ".join(["", *names[:SHOWN], *remainder])
             raise JobNotFound(f"{id!r} fits {len(matches)} jobs of the dead set:{rows}")

@@ -7,10 +7,11 @@ import logging
 from collections import Counter
 
 from ..model.facts import Facts
+from ..model.log_text import one_line_each
 from .database import Structure
 from .wire.server import warn_once
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 SCHEMA = "1"
 

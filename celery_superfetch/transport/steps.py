@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..model.log_text import one_line_each
 from ..model.step import Claim, Fenced, Step
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 
 def is_published_as(step: Step, message: Any, channel: Any) -> bool:

@@ -10,12 +10,13 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
+from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
 from .prefork import request_of
 from .settling import call_back
 from .unreceivable import is_trouble
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Exceptions by which a task stops its worker. Celery lets them through; if the job stayed in
 #: flight until the worker has ended, it would be requeued without a strike, and end worker after

@@ -31,6 +31,7 @@ from ..app.guard import limits_of
 from ..app.result_age import is_of_job
 from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY, Carried
+from ..model.log_text import one_line_each
 from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
@@ -38,7 +39,7 @@ from .outcomes import exception_of, name_of_raised
 from .stopping import SOLO, is_of, told_to_stop
 from .unreceivable import check_fields, settle
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
 #: keep messages of their own, and settle those themselves.

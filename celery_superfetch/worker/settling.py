@@ -16,11 +16,12 @@ from celery.worker import state
 
 from ..app.guard import limits_of
 from ..model.foreign import kind_of
+from ..model.log_text import one_line_each
 from .outcomes import Escaped, Packed, TooLate, exception_of, info_of
 from .stopping import told_to_stop
 from .unreceivable import is_trouble, settle
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 
 def report(

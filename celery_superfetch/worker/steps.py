@@ -22,6 +22,7 @@ from ..app.results import check_results
 from ..errors import SuperfetchError, UnsupportedBroker
 from ..model.early_tasks import early_tasks
 from ..model.foreign import loggable
+from ..model.log_text import escape_names_in_celerys_logs
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
@@ -59,6 +60,7 @@ class Maintenance(bootsteps.StartStopStep):
             return
         read_json_by_ours()  # before the pool forks
         read_all()
+        escape_names_in_celerys_logs()
         self.pid = os.getpid()
         self.thread = MaintenanceThread(worker.app)
         self.release_thread = ReleaseThread()

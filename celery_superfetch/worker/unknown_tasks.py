@@ -22,13 +22,14 @@ from ..app.chords import fail_part
 from ..model.facts import Facts
 from ..model.foreign import kind_of, message_of
 from ..model.job import Job
+from ..model.log_text import one_line_each
 from ..model.words import command
 from ..store.registry import Registry
 from ..transport.deliveries import Delivery, delivery_of
 from .stopping import told_to_stop
 from .unreceivable import settle
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 RETURNS = 40  # requeues of a job, for any reason, after which no worker is expected to know it
 

@@ -22,13 +22,14 @@ from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import class_name, describe, kind_of
 from ..model.job import Claimed, eta_of, parse
+from ..model.log_text import one_line_each
 from ..model.strikes import STOPS_NAMED, stops_outlook
 from ..owner.owner import Owner
 from ..transport.deliveries import Delivery, delivery_of
 from .outcomes import exception_of, info_of
 from .stopping import told_to_stop
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Seconds from which on an ETA is likely a mistake: another century, or milliseconds for seconds,
 #: by which a countdown of four days is eleven years. Few brokers' data last so long.

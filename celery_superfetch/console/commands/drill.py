@@ -71,11 +71,11 @@ def drill(
 def _spare(trial: Drill, others_too: bool) -> None:
     innocents = trial.innocents()
     if innocents and not others_too:
-        named = ", ".join(f"{row['task']}[{row['id']}]" for row in innocents[:3])
+        named = ", ".join(printable(f"{row['task']}[{row['id']}]") for row in innocents[:3])
         raise click.ClickException(
-            f"{trial.facts.node} also runs {number(len(innocents), 'job')} of yours ({named}): "
-            "they would be cut short, and run again. Name a queue that only the drill uses, wait, "
-            "or say --others-too. No worker was killed"
+            f"{printable(trial.facts.node)} also runs {number(len(innocents), 'job')} of yours "
+            f"({named}): they would be cut short, and run again. Name a queue that only the drill "
+            "uses, wait, or say --others-too. No worker was killed"
         )
 
 
@@ -95,14 +95,14 @@ def _kill(trial: Drill, yes: bool) -> bool:
                 f"{text} runs {jobs} of the drill. The server does not confirm that this process "
                 "is that worker: none of its sockets is a connection that CLIENT LIST has for it "
                 "(a proxy, a Unix socket, or a forged record), so the drill does not kill it. If "
-                f"it is, kill it: `kill -9 {pid}`. It is: {command_line_of(process)}"
+                f"it is, kill it: `kill -9 {pid}`. It is: {printable(command_line_of(process))}"
             )
             _wait_for_operator(yes)
             return False
         if not yes:
             question = (
                 f"Kill {text}, with all its processes? It runs {jobs} of the drill. "
-                f"It is: {command_line_of(process)}\n"
+                f"It is: {command_line_of(process)}. Kill it?"
             )
             click.confirm(printable(question), abort=True, err=True)
             _aimed(trial)  # some may have ended meanwhile
@@ -134,7 +134,7 @@ def _wait_for_operator(yes: bool) -> None:
 
 def _title(trial: Drill) -> str:
     process = trial.facts.process
-    return f"{trial.facts.node} (pid {process.pid} on {process.host})"
+    return printable(f"{trial.facts.node} (pid {process.pid} on {process.host})")
 
 
 def _aimed(trial: Drill) -> int:
@@ -149,7 +149,8 @@ def _aimed(trial: Drill) -> int:
 
 def _line(run: Run) -> str:
     return (
-        f"Job {run.id} was recovered after {run.recovered:g} s, and ran again on {run.again} after "
+        f"Job {run.id} was recovered after {run.recovered:g} s, and ran again on "
+        f"{printable(run.again)} after "
         f"{run.after:g} s."
     )
 

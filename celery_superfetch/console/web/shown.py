@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup, escape
 
-from ...model.arguments import printable
+from ...model.arguments import printable_lines
 from ...model.words import ago, ahead, number, span
 from ..health import summary
 
@@ -29,12 +29,12 @@ ENDS = {
 
 def shown(value: object) -> object:
     """What each expression of a template becomes, before it is escaped."""
-    return value if isinstance(value, Markup) else printable(value)
+    return value if isinstance(value, Markup) else "" if value is None else printable_lines(value)
 
 
 def coded(text: str) -> Markup:
     """A sentence with `commands` in it."""
-    parts = [escape(printable(part)) for part in text.split("`")]
+    parts = [escape(printable_lines(part)) for part in text.split("`")]
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
     )

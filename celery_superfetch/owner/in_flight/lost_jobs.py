@@ -12,12 +12,13 @@ from typing import NamedTuple
 from redis.exceptions import ResponseError
 
 from ...model.job import Job, claimed_at, digest, parse
+from ...model.log_text import one_line_each
 from ...store.database import Database
 from ...store.dead_set import DeadSet
 from ...store.history import History
 from ...store.registry import Registry
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 LOGGED_IN_A_ROW = 20  # jobs that are logged one by one; further ones share a line
 EXAMINED_AT_ONCE = 100  # jobs about which the server is asked in one round trip

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...model.dead_job import DeadJob
 from ...model.job import Carried, Job, digest, parse
+from ...model.log_text import one_line_each
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...model.words import command
 from ...reaper.judge import Judge, ask, tell, warn_of
@@ -22,7 +23,7 @@ from ...signals import job_killed
 from ...store.counters import Outcome
 from .in_flight import InFlight
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 DECISIONS = 5  # tries to decide on a job whose counters another owner changes meanwhile
 

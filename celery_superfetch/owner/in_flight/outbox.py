@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Job, parse
+from ...model.log_text import one_line_each
 from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
 from ...store.database import Database, Structure
@@ -24,7 +25,7 @@ from .jobs import Jobs, Move, State, batches
 from .lost_jobs import LostJobs
 from .parking import Parking
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
 LEFT_MOST = 16

@@ -25,9 +25,10 @@ from redis.exceptions import (
 )
 
 from ...errors import UnsupportedBroker
+from ...model.log_text import one_line_each
 from .slots import NO_TAG, TAGGED
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 warn_once = cache(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Redis 6.2

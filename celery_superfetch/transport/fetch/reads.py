@@ -14,6 +14,7 @@ from kombu.log import get_logger
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
+from ...model.log_text import one_line_each
 from ...owner.membership import BLOCK_TIMEOUT
 from ...owner.owner import Owner
 from ...store.arrivals import Arrivals
@@ -21,7 +22,7 @@ from ...store.wire.clients import LoneConnection, cut, unblock
 from ...store.wire.connections import NotServed
 from ...store.wire.server import warn_once
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Blocking connections of a channel at most; the server tells of the other lists. Where a job makes
 #: all of them end, and begin anew, it is one: the others would cost two commands each.

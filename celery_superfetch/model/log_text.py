@@ -1,0 +1,72 @@
+"""Loggers whose lines stay lines: what a record or a message in Redis says is data in a log. It may
+neither begin a line of its own nor speak to the terminal on which the log is read."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .arguments import printable
+
+#: Celery's loggers that name jobs; a producer chooses a job's id and its task's name.
+CELERYS = (
+    *("celery.worker.strategy", "celery.worker.request", "celery.app.trace"),
+    *("celery.worker.consumer.consumer", "celery.worker.state"),
+)
+#: What of a job Celery's messages name by keyword; an error of a task keeps its lines.
+NAMES = "id", "name"
+
+
+class _PrintableNames(logging.Filter):
+    """Escapes the texts that a log message names; numbers and other values stay as they are."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_escaped, record.args))
+        elif isinstance(record.args, dict):
+            names = {key: _escaped(record.args[key]) for key in NAMES if key in record.args}
+            record.args = {**record.args, **names}
+        return True
+
+
+class _OneLine(_PrintableNames):
+    """Escapes the message, too: those of this package have one line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.msg, str):
+            record.msg = printable(record.msg)
+        return super().filter(record)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value)
+    return _Text(value) if isinstance(value, BaseException) else value
+
+
+class _Text:
+    """An error as it is formatted, on one line."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        return printable(self._error)
+
+    def __repr__(self) -> str:
+        return printable(repr(self._error))
+
+
+_one_line, _printable_names = _OneLine(), _PrintableNames()
+
+
+def one_line_each(logger: logging.Logger) -> logging.Logger:
+    """Return ``logger``, each of whose messages is one line from here on."""
+    logger.addFilter(_one_line)
+    return logger
+
+
+def escape_names_in_celerys_logs() -> None:
+    """Have Celery's loggers escape the names of jobs, which are those of its producers."""
+    for name in CELERYS:
+        logging.getLogger(name).addFilter(_printable_names)

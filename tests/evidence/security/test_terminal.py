@@ -1,0 +1,139 @@
+"""Text of messages and records is data: in tables, titles, errors, logs and labels of metrics it
+begins no line of its own, and no terminal obeys it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from celery_superfetch.console import metrics
+from celery_superfetch.model import arguments, log_text
+from celery_superfetch.model.process import ProcessImage
+from support.waiting import eventually
+from support.workers.bench import Bench, ended_process, payload
+
+FORGED = "All is well: 1 worker."
+#: A line's end and a line of its own, ESC, BEL, CSI of eight bits, what turns text around, and
+#: other ends of lines.
+EVIL = f"evil\n{FORGED}\r\x1b[2J\x1b]0;title\x07\x9b31m\u202emoc\u2066\u2028\x85\x00end"
+
+
+def is_harmless(text: str) -> bool:
+    """Whether no line is forged, and each character is one that is seen."""
+    lines = text.split("\n")
+    return not any(line.lstrip().startswith(FORGED) for line in lines) and all(
+        line.isprintable() for line in lines
+    )
+
+
+def fill(bench: Bench) -> None:
+    """Name everything that has a name, and give every reason, in evil words."""
+    client = bench.client
+    evil = payload(EVIL, queue=EVIL, task=EVIL)
+    owner = bench.owner(lists=[EVIL], node=EVIL, app=EVIL, state="running")
+    bench.run_one(bench.give(owner, EVIL, [evil, payload(EVIL + "2", task=EVIL)])[0])
+    stuck = [[EVIL, EVIL, EVIL, 10**6]]
+    client.hset(bench.keys.facts(owner.owner), "stuck_jobs", json.dumps(stuck))
+    image = ProcessImage(**{**vars(ended_process()), "host": EVIL})
+    away = bench.owner(image, lists=[EVIL], node=EVIL, state="hung")
+    bench.give(away, EVIL, [payload("other", task=EVIL)])
+    bench.killed(payload(EVIL + "3", task=EVIL), payload(EVIL + "4", task=EVIL), reason=EVIL)
+    bench.push(EVIL, evil)
+    client.hset("superfetch:oldest", EVIL, "")
+    death = {"at": bench.database.server_time(), "node": EVIL, "owner": EVIL, "reason": EVIL}
+    client.zadd("superfetch:deaths", {json.dumps({**death, "recovered": 1}): death["at"]})
+    client.hset("superfetch:beats", EVIL, json.dumps([1, 1, EVIL, 3]))
+    client.hset("superfetch:stats", EVIL, 3)
+    client.hset("superfetch:stats", f"recovered\t{EVIL}\t{EVIL}", 3)
+    client.hset("superfetch:runs", f"succeeded\t{EVIL}\t{EVIL}", 3)
+    client.hset("superfetch:runs", f"seconds\t1\t{EVIL}", 3)
+    client.hset("superfetch:pass", mapping={"at": death["at"], "by": EVIL})
+    client.set("superfetch:queue-that-is-none", EVIL)
+
+
+COMMANDS = ("status", "status --wide", "jobs", "jobs --wide", "doctor", "check", "dead list")
+COMMANDS += ("dead list --wide", "reap --dry-run", "jobs kill evil --yes", "dead show evil")
+COMMANDS += ("dead retry evil", "dead delete evil", "drain", "migrate", "reap")
+
+
+def test_no_command_prints_a_line_or_a_sequence_of_a_message(bench, cli):
+    """A task id printed "All is well" in `status`; an ambiguous id its jobs, raw."""
+    fill(bench)
+    for words in COMMANDS:
+        done = cli(*words.split(), code=None)
+        assert is_harmless(done.out), words
+        assert is_harmless(done.err), words
+    fill(bench)
+    [first, *_] = bench.dead_set
+    shown = cli("dead", "show", first.id)
+    assert is_harmless(shown.out)
+    assert "\\nAll is well" in shown.out, "it is there, escaped"
+    asked = cli("dead", "delete", first.id, answer="n\n", code=1)
+    assert is_harmless(asked.err.replace("Aborted!", ""))
+
+
+def test_json_says_it_whole_and_in_ascii(bench, cli):
+    fill(bench)
+    for words in ("status --json", "jobs --json", "dead list --json"):
+        out = cli(*words.split(), code=None).out
+        assert out.isascii(), words
+        assert is_harmless(out), words
+    assert EVIL in {job["task"] for job in cli("jobs", "--json").json()["jobs"]}
+
+
+def test_labels_of_metrics_are_one_line_each(bench, make_app):
+    fill(bench)
+    text = metrics.text_of(make_app())
+    assert "superfetch_up 1" in text
+    assert is_harmless(text)
+    assert "evil" in text
+
+
+def test_the_control_a_table_that_escapes_nothing_forges_a_line(bench, cli, monkeypatch):
+    fill(bench)
+    monkeypatch.setattr("celery_superfetch.cli.tables.printable", str)
+    assert not is_harmless(cli("status", "--wide", code=None).out)
+
+
+def test_no_line_in_a_worker_s_log_is_that_of_a_message(bench, worker, app, shop, db, ledger):
+    """Titles, ids in the dead set, names of owners and of what Celery logs itself."""
+    one = worker(pool="threads", options={"reap_interval": 1})
+    app.send_task("shop.note", ("evil",), task_id=EVIL)
+    app.send_task(EVIL, ("unknown",), task_id=EVIL + "2")
+    app.send_task("shop.fail", ("fails",), task_id=EVIL + "3")
+    app.send_task("celery_superfetch.announce", (), headers={"superfetch_dead_id": EVIL})
+    bench.push("celery", b"no message: " + EVIL.encode(), payload(EVIL, "celery", task=EVIL))
+    image = ProcessImage(**{**vars(ended_process()), "host": EVIL})
+    for state in ("running", "hung"):
+        dead = bench.owner(image, lists=["celery"], node=EVIL, state=state)
+        bench.give(dead, "celery", [payload(state, "celery", task=EVIL)])
+    shop.ran("mine")
+    eventually(lambda: "hung" in one.log() and one.log().count("is dead:") >= 1)
+    eventually(lambda: one.log().count("evil") > 5)
+    names = ("received", "Job", "Worker", "dead", "Task")
+    lines = [
+        line for line in one.log().split("\n") if "evil" in line and any(map(line.count, names))
+    ]
+    assert len(lines) > 5
+    for line in lines:
+        assert line.isprintable(), line
+    assert not [line for line in one.log().split("\n") if line.startswith(FORGED)]
+
+
+def test_the_control_of_a_log_without_the_filter(caplog):
+    logger = logging.getLogger("celery_superfetch.test_terminal")
+    logger.warning("Job %s", EVIL)
+    assert not is_harmless(caplog.text)
+    caplog.clear()
+    log_text.one_line_each(logger)
+    logger.warning("Job %s: %s", EVIL, ValueError(EVIL))
+    logger.warning(f"Job {EVIL}")
+    assert is_harmless(caplog.text)
+
+
+@pytest.mark.parametrize("text", [EVIL, "\x1b]8;;http://evil\x07", "\ud800", "a\tb\vc"])
+def test_what_is_shown_is_printable(text):
+    assert arguments.printable(text).isprintable()
+    assert arguments.printable("plain äöü 名") == "plain äöü 名"
