@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.model.step import PUBLISHED, was_published
 from celery_superfetch.store.wire.scripts import Call
@@ -271,7 +272,8 @@ class Truth(Known):
         id, marked, seen, _, text = call.args[:5]
         owner, record = self._owner_of(call.keys[9]), json.loads(text)
         payload = self.held[owner].get(id)
-        if not self._holds(bool(marked), owner, seen, payload, reply[0], record["payload"]):
+        whole = DeadJob.load("", text.encode(), 0).payload
+        if not self._holds(bool(marked), owner, seen, payload, reply[0], whole):
             return
         assert payload is not None
         limit = self.limit(payload)
@@ -291,10 +293,10 @@ class Truth(Known):
         seen: int,
         payload: bytes | None,
         outcome: bytes,
-        of: str | None = None,
+        of: bytes | None = None,
     ) -> bool:
         """Whether a decision held; it is about a payload that is still held, or ``of`` one."""
-        about = payload or (of.encode() if of is not None else None)
+        about = of if payload is None else payload
         recounted = about is not None and seen != self.cards[about].recoveries
         order = (b"recounted", b"moved") if of is not None else (b"moved", b"recounted")
         wrong = {b"recounted": recounted, b"moved": payload is None}
