@@ -18,7 +18,7 @@ NAMES = "id", "name"
 
 
 class _PrintableNames(logging.Filter):
-    """Escapes the texts that a log message names; numbers and other values stay as they are."""
+    """Escapes what a log message names, as it is formatted; numbers stay as they are."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -41,20 +41,20 @@ class _OneLine(_PrintableNames):
 def _escaped(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
-    return _Text(value) if isinstance(value, BaseException) else value
+    return value if value is None or isinstance(value, (int, float)) else _Text(value)
 
 
 class _Text:
-    """An error as it is formatted, on one line."""
+    """An error, a report or another object as it is formatted, on one line."""
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    def __init__(self, value: object) -> None:
+        self._value = value
 
     def __str__(self) -> str:
-        return printable(self._error)
+        return printable(self._value)
 
     def __repr__(self) -> str:
-        return printable(repr(self._error))
+        return printable(repr(self._value))
 
 
 _one_line, _printable_names = _OneLine(), _PrintableNames()

@@ -11,6 +11,7 @@ import pytest
 from celery_superfetch.console import metrics
 from celery_superfetch.model import arguments, log_text
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.reaper.report import Report
 from support.waiting import eventually
 from support.workers.bench import Bench, ended_process, payload
 
@@ -110,7 +111,7 @@ def test_no_line_in_a_worker_s_log_is_that_of_a_message(bench, worker, app, shop
         dead = bench.owner(image, lists=["celery"], node=EVIL, state=state)
         bench.give(dead, "celery", [payload(state, "celery", task=EVIL)])
     shop.ran("mine")
-    eventually(lambda: "hung" in one.log() and one.log().count("is dead:") >= 1)
+    eventually(lambda: one.log().count("is dead:") >= 1 and " dead, recovered " in one.log())
     eventually(lambda: one.log().count("evil") > 5)
     names = ("received", "Job", "Worker", "dead", "Task")
     lines = [
@@ -128,7 +129,7 @@ def test_the_control_of_a_log_without_the_filter(caplog):
     assert not is_harmless(caplog.text)
     caplog.clear()
     log_text.one_line_each(logger)
-    logger.warning("Job %s: %s", EVIL, ValueError(EVIL))
+    logger.warning("Job %s: %s, %r", EVIL, ValueError(EVIL), Report(killed=EVIL))
     logger.warning(f"Job {EVIL}")
     assert is_harmless(caplog.text)
 
