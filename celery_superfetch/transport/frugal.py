@@ -12,7 +12,7 @@ from kombu.transport import redis
 
 from ..model.lazy import lazy_property
 from ..store.wire.connections import Params
-from ..store.wire.pools import shared_pool
+from ..store.wire.pools import SharedPool, shared_pool
 
 
 class FrugalChannel(redis.Channel):
@@ -30,7 +30,7 @@ class FrugalChannel(redis.Channel):
         """Return the pool of all channels of this process that speak to the server, and of its
         owner; for BRPOP and broadcasts one of its own, which has to know its channel."""
         made = super()._get_pool(asynchronous)
-        if asynchronous:
+        if asynchronous or not self._is_shareable(made):
             return made
         pool = shared_pool(self._params_of(made))
         pool.enter(self)
@@ -41,14 +41,17 @@ class FrugalChannel(redis.Channel):
         params: Params = self._connparams()
         return params
 
+    def _is_shareable(self, made: Any) -> bool:
+        return True
+
     def _params_of(self, made: Any) -> Params:
         """Return the parameters of connections of the pool that kombu has made."""
         return self.here()
 
     def _disconnect_pools(self) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:  # others may use it
-            pool.leave(self)
+        if isinstance(self._pool, SharedPool):  # others may use it
+            self._pool.leave(self)
+            self._pool = None
         super()._disconnect_pools()
 
     @lazy_property

@@ -100,6 +100,9 @@ class SentinelChannel(Channel, redis.SentinelChannel):
             asked.discover_master = discreetly(asked.discover_master, self.sentinel_kwargs)
         return pool
 
+    def _is_shareable(self, made: Any) -> bool:
+        return hasattr(made, "sentinel_manager")  # kombu's own tests have none
+
     def _params_of(self, made: Any) -> Params:
         # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
         self._managed = sentinel_params(made)
