@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, overload
 from celery.utils import dispatch
 from celery.utils.log import get_logger
 
+from .model.log_text import one_line_each
+
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 

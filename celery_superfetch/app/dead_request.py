@@ -15,9 +15,10 @@ from kombu.utils.json import loads
 from ..errors import PoisonPill
 from ..model.dead_job import BY_AN_OPERATOR, DeadJob
 from ..model.foreign import loggable, one_line
+from ..model.log_text import one_line_each
 from ..model.strikes import toll
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 
 def pill_of(job: DeadJob) -> PoisonPill:

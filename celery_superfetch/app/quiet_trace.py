@@ -10,7 +10,9 @@ from celery import Task
 from celery.app.task import Context
 from celery.utils.log import get_logger
 
-logger = get_logger(__name__)
+from ..model.log_text import one_line_each
+
+logger = one_line_each(get_logger(__name__))
 
 
 class QuietTask(Task):

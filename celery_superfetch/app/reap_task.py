@@ -12,10 +12,11 @@ from celery.exceptions import QueueNotFound
 from celery.utils.log import get_logger
 
 from ..model.config import REAP_TASK
+from ..model.log_text import one_line_each
 from .broker import client_of, database_of
 from .quiet_trace import QuietTask
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
 WAITS = 3600  # seconds for which one that got lost holds off the next

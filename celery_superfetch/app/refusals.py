@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from celery.utils.log import get_logger
 from redis.commands.core import Script
 
+from ..model.log_text import one_line_each
 from ..model.step import running
 from ..store.wire.server import is_passing
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 T = TypeVar("T")
 

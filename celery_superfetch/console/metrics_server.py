@@ -10,9 +10,10 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from ..model.log_text import one_line_each
 from .listener import BUSY, OpenConnections, is_loopback, listening_sockets, names_loopback
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Connections at a time; each has a thread, and a file descriptor, of the worker.
 METRICS_MAX_CONNECTIONS = 8

@@ -21,7 +21,9 @@ from functools import wraps
 from time import monotonic
 from typing import Any
 
-logger = logging.getLogger(__name__)
+from .log_text import one_line_each
+
+logger = one_line_each(logging.getLogger(__name__))
 
 LIMIT = 15.0  # s that a fork waits for one thread at most
 

@@ -4,15 +4,24 @@ neither begin a line of its own nor speak to the terminal on which the log is re
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
-from .arguments import printable
+from .arguments import printable, printable_lines
 
-#: Celery's loggers that name jobs; a producer chooses a job's id and its task's name.
+#: Celery's loggers that name jobs; a producer chooses a job's id and its task's name. Operators and
+#: other workers name them by remote control, and their own nodes.
 CELERYS = (
     *("celery.worker.strategy", "celery.worker.request", "celery.app.trace"),
-    *("celery.worker.consumer.consumer", "celery.worker.state"),
+    *("celery.worker.control", "celery.worker.pidbox", "celery.worker.state"),
+    *("celery.worker.consumer.gossip", "celery.worker.consumer.mingle"),
 )
+#: Celery's logger of messages that cannot be read: also their errors quote what a producer chooses.
+CELERYS_UNREAD = "celery.worker.consumer.consumer"
+
+#: How the parts of a traceback begin that are no error: its frames, and how errors belong together.
+NO_ERROR = ("  ", "Traceback ", "\n")
+
 #: What of a job Celery's messages name by keyword; an error of a task keeps its lines.
 NAMES = "id", "name"
 
@@ -29,7 +38,16 @@ class _PrintableNames(logging.Filter):
         return True
 
 
-class _OneLine(_PrintableNames):
+class _PrintableErrors(_PrintableNames):
+    """Escapes the errors in a traceback, too; those that a task raises keep their lines."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] and not record.exc_text:
+            record.exc_text = _traceback(record.exc_info[1])
+        return super().filter(record)
+
+
+class _OneLine(_PrintableErrors):
     """Escapes the message, too: those of this package have one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -57,7 +75,15 @@ class _Text:
         return printable(repr(self._value))
 
 
-_one_line, _printable_names = _OneLine(), _PrintableNames()
+def _traceback(error: BaseException) -> str:
+    """Return a traceback as a log has it, in which each error is one line."""
+    parts = (part.rstrip("\n") for part in traceback.format_exception(error))
+    return "\n".join(
+        printable_lines(part) if part.startswith(NO_ERROR) else printable(part) for part in parts
+    )
+
+
+_one_line, _printable_names, _printable_errors = _OneLine(), _PrintableNames(), _PrintableErrors()
 
 
 def one_line_each(logger: logging.Logger) -> logging.Logger:
@@ -70,3 +96,4 @@ def escape_names_in_celerys_logs() -> None:
     """Have Celery's loggers escape the names of jobs, which are those of its producers."""
     for name in CELERYS:
         logging.getLogger(name).addFilter(_printable_names)
+    logging.getLogger(CELERYS_UNREAD).addFilter(_printable_errors)

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from ..model.config import Config
 from ..model.facts import HUNG, RETRY_INTERVAL, STOPPING, Facts
+from ..model.log_text import one_line_each
 from ..model.permit import clock
 from ..model.process import ProcessImage, mint_owner
 from ..model.silence import Silence
@@ -27,7 +28,7 @@ from ..store.wire.pools import SharedPool, shared_pool
 from .in_flight.in_flight import InFlight
 from .in_flight.runner import Runner
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 LONGEST_SLEEP = 3.0  # seconds that a loop that is well may sleep at a time; Celery's sleep 2
 SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however short the interval

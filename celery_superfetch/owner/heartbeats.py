@@ -19,9 +19,10 @@ from redis.exceptions import RedisError
 
 from ..model import forks
 from ..model.facts import HUNG, RETRY_INTERVAL
+from ..model.log_text import one_line_each
 from .heart import Heart
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 WARM_INTERVAL = RETRY_INTERVAL  # seconds between two uses that keep a connection from being idle
 REPLY_SIZE = 65536  # bytes read of a reply; what an error says is the heart's to meet and to report

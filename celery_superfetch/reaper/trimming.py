@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from ..model.foreign import one_line
+from ..model.log_text import one_line_each
 from ..model.words import command
 from ..store.dead_set import DeadSet, Trimmed
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 
 def trim(dead_set: DeadSet) -> None:

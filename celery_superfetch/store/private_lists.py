@@ -20,6 +20,7 @@ from ..model.job import (
     parse,
     queue_list_of,
 )
+from ..model.log_text import one_line_each
 from ..model.step import Claim, was_published
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
 from .database import Database, Structure, chunks
@@ -27,7 +28,7 @@ from .wire.clients import LoneConnection
 from .wire.scripts import Call
 from .wire.server import warn_once
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
 #: keeps others waiting.

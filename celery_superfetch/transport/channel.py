@@ -18,6 +18,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from ..model.config import LONGEST, Config
 from ..model.lazy import lazy_property
+from ..model.log_text import one_line_each
 from ..model.step import handing
 from ..store.database import Database
 from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ..store.private_lists import PrivateLists
     from .fetch.fetch import Fetch
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 
 def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it

@@ -13,13 +13,14 @@ from kombu.utils import json
 from kombu.utils.json import object_hook
 
 from ..model.job import CARRIED, DELIVERY, Carried, Claimed, Counters, Job
+from ..model.log_text import one_line_each
 from ..model.words import number
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
     from ..owner.owner import Owner
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 JSON = "application/json"
 _plain, _typed = JSONDecoder().decode, JSONDecoder(object_hook=object_hook).decode

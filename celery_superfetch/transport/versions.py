@@ -10,8 +10,9 @@ import sys
 from functools import cache
 
 from ..errors import UnsupportedVersion
+from ..model.log_text import one_line_each
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Of each project the oldest and the newest version that the tests ran with, and the first one that
 #: is refused. ``setup.cfg`` asks for the same.

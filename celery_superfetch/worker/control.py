@@ -15,11 +15,12 @@ from redis.exceptions import RedisError
 from ..model.config import KILL_COMMAND
 from ..model.dead_job import BY_AN_OPERATOR
 from ..model.job import Job
+from ..model.log_text import one_line_each
 from ..owner.in_flight.jobs import State
 from ..owner.owner import Owner
 from .stopping import owners_of
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 TURN = 60.0  # seconds for which one worker of all that hear of a revoked job has looked for it
 

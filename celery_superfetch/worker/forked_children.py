@@ -11,7 +11,9 @@ from typing import Any
 
 from celery.utils.log import get_logger
 
-logger = get_logger(__name__)
+from ..model.log_text import one_line_each
+
+logger = one_line_each(get_logger(__name__))
 
 
 @contextmanager

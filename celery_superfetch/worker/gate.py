@@ -30,6 +30,7 @@ from ..app.notice import Notices
 from ..model.config import ANNOUNCE_TASK
 from ..model.foreign import message_of
 from ..model.job import digest
+from ..model.log_text import one_line_each
 from ..model.process import start_time
 from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
@@ -44,7 +45,7 @@ from .run_counts import RunCounts
 from .settling import call_back, report
 from .stopping import SOLO, THREADS, is_of, told_to_stop
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: The callbacks by which a pool reports the end of a job.
 CALLBACKS_OF_END = ("callback", "error_callback", "timeout_callback")

@@ -19,6 +19,7 @@ from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import forks
 from ..model.facts import Facts
 from ..model.job import claim_number, digest
+from ..model.log_text import one_line_each
 from ..model.outage import Outage
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
@@ -28,7 +29,7 @@ from ..reaper.evidence import local_evidence
 from ..reaper.reaper import Steps
 from ..reaper.report import Report
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 LOOK_INTERVAL = 1.0  # seconds between two looks at this host's processes, which cost no command
 

@@ -14,11 +14,12 @@ from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from ..model.foreign import describe
+from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
 from .stopping import process_ends
 from .unreceivable import is_trouble
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 
 def fails_by_itself(worker: Any) -> bool:

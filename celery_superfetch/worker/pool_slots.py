@@ -16,11 +16,12 @@ from weakref import WeakSet
 from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR, WORKER_UP, _get_job_writer
 from celery.utils.log import get_logger
 
+from ..model.log_text import one_line_each
 from .outcomes import TooLate
 from .pool_process import LEAVING, NOT_STARTED
 from .prefork import request_of
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 LOADING_WARN_S = 10.0  # for so long jobs may wait for processes that load before the log says so
 LOADING_CHECK_S = 1.0

@@ -19,8 +19,9 @@ from celery.utils.log import get_logger
 
 from ..model import forks
 from ..model.foreign import describe
+from ..model.log_text import one_line_each
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 AGAIN = 0.05  # s between two tries of a pool to fork, and between two checks of a child that ends
 LOOKS = 100  # checks of such a child; after them Celery's own, each 5 s, is left

@@ -22,7 +22,7 @@ from ..app.results import check_results
 from ..errors import SuperfetchError, UnsupportedBroker
 from ..model.early_tasks import early_tasks
 from ..model.foreign import loggable
-from ..model.log_text import escape_names_in_celerys_logs
+from ..model.log_text import escape_names_in_celerys_logs, one_line_each
 from ..model.version import __version__
 from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
@@ -41,7 +41,7 @@ from .request import use_our_request
 from .stopping import Stopper, wrap_handlers
 from .unknown_tasks import Discards
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 EVENTLET = "celery.concurrency.eventlet"  # the module of its pool
 

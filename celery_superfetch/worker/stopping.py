@@ -17,11 +17,12 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from ..model import forks
+from ..model.log_text import one_line_each
 from ..owner.here import owners_here
 from ..owner.owner import Owner
 from ..transport.channel import Channel
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Modules of pools that no attribute tells from others.
 SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"

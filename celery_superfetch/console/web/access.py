@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...errors import ConfigError
+from ...model.log_text import one_line_each
 from ..listener import names_loopback
 from .origins import client_address, cookie_name, set_cookie
 from .sessions import SESSION_S, Sessions
@@ -34,7 +35,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 UNKNOWN_PROXY = (
     "Login over https by a proxy that the page does not believe (address=%s): the cookie of the "

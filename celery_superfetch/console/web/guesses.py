@@ -8,9 +8,10 @@ import anyio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from ...model.log_text import one_line_each
 from .origins import client_address
 
-logger = logging.getLogger(__name__)
+logger = one_line_each(logging.getLogger(__name__))
 
 #: Seconds that the answer to a wrong token takes.
 WRONG_TOKEN_S = 1.0

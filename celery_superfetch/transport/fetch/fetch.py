@@ -11,6 +11,7 @@ from kombu.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
 from ...model.job import Claimed, Job
+from ...model.log_text import one_line_each
 from ...owner.owner import Owner
 from ...store.wire.connections import NotServed
 from ...store.wire.slots import PAUSE
@@ -19,7 +20,7 @@ from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
 from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Seconds: what a read brings sooner may be one of many, and a claim asks for the others. What
 #: comes later came alone; where it did not, the next read shows it.

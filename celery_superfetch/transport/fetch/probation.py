@@ -14,10 +14,11 @@ from typing import Any
 
 from kombu.log import get_logger
 
+from ...model.log_text import one_line_each
 from ...owner.owner import Owner
 from ...store.queues import Room, Suspects
 
-logger = get_logger(__name__)
+logger = one_line_each(get_logger(__name__))
 
 #: Time limit (s) of the first quiesce. After one in vain the next is twice as long, so that some
 #: quiesce is long enough for any job.

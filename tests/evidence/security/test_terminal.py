@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +108,10 @@ def test_no_line_in_a_worker_s_log_is_that_of_a_message(bench, worker, app, shop
     app.send_task("shop.fail", ("fails",), task_id=EVIL + "3")
     app.send_task("celery_superfetch.announce", (), headers={"superfetch_dead_id": EVIL})
     bench.push("celery", b"no message: " + EVIL.encode(), payload(EVIL, "celery", task=EVIL))
+    # Its error quotes its type, also in the traceback; and an operator's revoke names an id.
+    strange = json.dumps(f"application/{EVIL}").encode()
+    bench.push("celery", payload("odd", "celery").replace(b'"application/json"', strange))
+    app.control.revoke(EVIL)
     image = ProcessImage(**{**vars(ended_process()), "host": EVIL})
     for state in ("running", "hung"):
         dead = bench.owner(image, lists=["celery"], node=EVIL, state=state)
@@ -113,6 +119,8 @@ def test_no_line_in_a_worker_s_log_is_that_of_a_message(bench, worker, app, shop
     shop.ran("mine")
     eventually(lambda: one.log().count("is dead:") >= 1 and " dead, recovered " in one.log())
     eventually(lambda: one.log().count("evil") > 5)
+    eventually(lambda: "flagged as revoked: evil" in one.log())
+    eventually(lambda: one.log().count("ContentDisallowed: Refusing") >= 1)
     names = ("received", "Job", "Worker", "dead", "Task")
     lines = [
         line for line in one.log().split("\n") if "evil" in line and any(map(line.count, names))
@@ -132,9 +140,27 @@ def test_the_control_of_a_log_without_the_filter(caplog):
     logger.warning("Job %s: %s, %r", EVIL, ValueError(EVIL), Report(killed=EVIL))
     logger.warning(f"Job {EVIL}")
     assert is_harmless(caplog.text)
+    try:
+        raise ValueError(EVIL) from KeyError(EVIL)
+    except ValueError:
+        logger.exception("Job %s", EVIL)
+    assert is_harmless(caplog.text)
+    assert "direct cause" in caplog.text
+    assert "ValueError: evil\\n" in caplog.text
 
 
 @pytest.mark.parametrize("text", [EVIL, "\x1b]8;;http://evil\x07", "\ud800", "a\tb\vc"])
 def test_what_is_shown_is_printable(text):
     assert arguments.printable(text).isprintable()
     assert arguments.printable("plain äöü 名") == "plain äöü 名"
+
+
+def test_each_logger_of_the_package_has_one_line_for_a_message():
+    package = Path(log_text.__file__).parents[1]
+    loggers = {
+        path.relative_to(package).as_posix(): line
+        for path in package.rglob("*.py")
+        for line in re.findall(r"^logger = .*", path.read_text(), re.M)
+    }
+    assert len(loggers) > 40
+    assert [name for name, line in loggers.items() if "one_line_each(" not in line] == []
