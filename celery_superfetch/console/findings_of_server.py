@@ -84,6 +84,13 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         )
         fix = _setting_fix("appendonly", "yes", server)
         yield Finding("warning", "no-persistence", text, fix)
+    if not server["tells_connections"]:
+        text = (
+            "the server does not tell which connections are open: a worker that dies on another "
+            "host is found dead after its owner_ttl, not after two heartbeats"
+        )
+        fix = "nothing, if that may be so; `doctor` names the commands that are missing"
+        yield Finding("note", "slow-detection", text, fix)
     if not server["last_save_ok"]:
         text = "the server's last RDB save failed; it may refuse all writes"
         fix = "see its log: its disk is full, or there is no memory for the fork"

@@ -168,6 +168,8 @@ def _server(inspector: Inspector) -> dict[str, Any]:
         "saves": saves,
         "last_save": fields.get("rdb_last_save_time"),
         "last_save_ok": fields.get("rdb_last_bgsave_status", "ok") == "ok",
+        # Without them the death of a worker on another host shows by its silence alone.
+        "tells_connections": "run_id" in fields and inspector.registry.tells_connections(),
         "replicas": fields.get("connected_slaves"),
         "replica_lag_bytes": max(lags, default=0),
     }

@@ -195,6 +195,14 @@ class Registry(Structure):
             return None
         return bool(bytes(reply).strip())
 
+    def tells_connections(self) -> bool:
+        """Return whether the server tells this user which connections are open."""
+        try:
+            self.client.execute_command("CLIENT", "LIST", "ID", self.client.client_id())
+        except ResponseError:
+            return False
+        return True
+
     def addresses(self, facts: Facts) -> list[str]:
         """Return the addresses of an owner's connections, as far as the server confirms these."""
         return addresses(self.client, facts.run_id, facts.connections)

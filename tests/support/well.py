@@ -32,6 +32,7 @@ WELL: dict[str, Any] = {
         "saves": "",
         "last_save": 1_700_000_000,
         "last_save_ok": True,
+        "tells_connections": True,
         "replicas": 1,
         "replica_lag_bytes": 100,
     },

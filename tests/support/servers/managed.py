@@ -33,8 +33,10 @@ class Manners:
     tls: bool = False
     databases: bool = True  # more than number 0
     redirect: bool = True  # CLIENT TRACKING with REDIRECT
-    #: A proxy of several: connection ids are its own, and it knows those of no other.
+    #: Connection ids are the proxy's own.
     own_ids: bool = False
+    #: So many proxies take turns; each has given the same ids to other connections.
+    proxies: int = 1
     unblocks: bool = True  # False: CLIENT UNBLOCK finds nobody, since another proxy has the id
     slots: bool = False  # it is a cluster that does not say so
     flags_line: bool = True  # False: a script that begins with "#!lua" does not compile
@@ -60,12 +62,16 @@ class ManagedProxy(FaultProxy):
     ) -> None:
         super().__init__(port, tls)
         self.manners = manners
-        self._ids = itertools.count(first_id)
+        self._ids = [itertools.count(first_id) for _ in range(manners.proxies)]
+        self._turns = itertools.cycle(range(manners.proxies))
+        #: How often CLIENT UNBLOCK found nobody.
+        self.unblocked_nobody = 0
         #: Ids of connections that were cut by ``CLIENT KILL``, of this proxy's own.
         self.killed: list[int] = []
 
     async def opened(self, line: _Line, source: asyncio.StreamReader) -> None:
-        line.id = next(self._ids)
+        line.proxy = next(self._turns)
+        line.id = next(self._ids[line.proxy])
         if self.manners.own_ids:
             assert line.server is not None
             line.server.write(packed("CLIENT", "ID"))
@@ -116,7 +122,8 @@ class ManagedProxy(FaultProxy):
 
     async def _by_own_ids(self, line: _Line, raw: bytes, words: Words) -> bytes:
         """Answer what asks for a connection's id, or names one, by this proxy's ids."""
-        sub, by_id = words[1].upper(), {other.id: other for other in self._lines}
+        sub = words[1].upper()
+        by_id = {other.id: other for other in self._lines if other.proxy == line.proxy}
         if sub == b"ID":
             return packed("EVAL", "return tonumber(ARGV[1])", 0, line.id)
         if sub == b"LIST":
@@ -126,6 +133,7 @@ class ManagedProxy(FaultProxy):
             known = int(words[3] if sub == b"KILL" else words[2])
             other = by_id.get(known)
             if other is None or (sub == b"UNBLOCK" and not self.manners.unblocks):
+                self.unblocked_nobody += sub == b"UNBLOCK"
                 return packed("EVAL", "return 0", 0)
             if sub == b"KILL":
                 self.killed.append(known)

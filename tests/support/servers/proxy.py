@@ -255,7 +255,7 @@ class _Line:
         self.client = client
         self.server: asyncio.StreamWriter | None = None
         #: Where a proxy has ids of its own: its id, and the server's.
-        self.id = self.server_id = 0
+        self.id = self.server_id = self.proxy = 0
         self.in_transaction = False
         self.deaf = False
         #: Those that wait for a reply on this connection to be cut half-way.

@@ -266,6 +266,7 @@ SERVER = {
     "memory, nearly all": ({"used_memory": 96 * MIB}, "critical"),
     "no-persistence": ({"append_only": False}, "warning"),
     "save-failed": ({"last_save_ok": False}, "critical"),
+    "slow-detection": ({"tells_connections": False}, "note"),
     "replica-lag": ({"replica_lag_bytes": 100 * MIB}, "warning"),
 }
 
@@ -284,7 +285,7 @@ def test_a_server_that_saves_or_may_not_be_asked_is_not_blamed(seen):
         seen["server"].update(append_only=False, saves=saves)
         assert findings(seen) == []
     seen["server"] = dict.fromkeys(seen["server"], None)
-    seen["server"].update(last_save_ok=True, replica_lag_bytes=0)
+    seen["server"].update(last_save_ok=True, replica_lag_bytes=0, tells_connections=True)
     assert findings(seen) == []
 
 
