@@ -124,7 +124,9 @@ class Hiding:
         return any(map(self._names_secret, NAMED.finditer(text)))
 
     def _names_secret(self, match: re.Match[str]) -> bool:
-        return self._is_secret(match["value"] or match["name"] or match["scheme"])
+        return self._is_secret(
+            match["value"] or match["name"] or match["scheme"] or match["option"]
+        )
 
 
 class _Masking(ast.NodeTransformer):

@@ -33,11 +33,12 @@ INNOCENT = re.compile(
 NAMING = frozenset({"name", "key", "field", "header", "label", "k"})
 
 #: Where a text says a name and then its value: JSON, a header, a form, XML; a name by itself that
-#: stands under one of ``NAMING``; or a scheme of HTTP. Without the first condition a long text
-#: would be searched from each of its characters.
+#: stands under one of ``NAMING``; an option of a command; or a scheme of HTTP. Without the first
+#: condition a long text would be searched from each of its characters.
 NAMED = re.compile(
     rf"(?<![\w.-])(?:(?:{'|'.join(sorted(NAMING))})[\"']?\s*[:=]\s*[\"']?(?P<value>[\w.-]+)(?![\w.:=-])"
-    r"|(?P<name>[\w.-]+)[\\\"'\])]*\s*(?:[:=>]|%3d)|(?P<scheme>bearer)\s+(?=\S))",
+    r"|(?P<name>[\w.-]+)[\\\"'\])]*\s*(?:[:=>]|%3d)|(?P<scheme>bearer)\s+(?=\S)"
+    r"|--(?P<option>[\w-]+)\s+(?=\S))",
     re.IGNORECASE,
 )
 

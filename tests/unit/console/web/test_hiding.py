@@ -39,6 +39,8 @@ HIDING = Hiding(HIDE)
         "['password', 'token', 'S3CRET']",
         "('Authorization: Bearer S3CRET',)",
         "('bearer S3CRET',)",
+        "('deploy --api-key S3CRET --fast',)",
+        "(['sh', '-c', 'deploy --password  S3CRET'],)",
         """('{"headers": [{"name": "x_api_key", "value": "S3CRET"}]}',)""",
         """('[["csrf", "S3CRET"]]', 1)""",
         "{password: 'S3CRET'}",
