@@ -67,7 +67,7 @@ class Registry(Structure):
     def last_heard(self, owner: str) -> int | None:
         """Server ms of its last heartbeat; None when it has none here."""
         score = self.client.zscore(self.keys.owners, owner)
-        return None if score is None else int(score)
+        return None if score is None else _whole(score)
 
     def leave(self, facts: Facts, tombstone: float) -> int:
         """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
@@ -211,7 +211,12 @@ class Registry(Structure):
 def _scores(rows: Any) -> dict[str, int]:
     """Owner -> score. What is no name or no time is nobody's, and no reason to fail."""
     scores = ((owner.decode(errors="replace"), float(score)) for owner, score in rows)
-    return {owner: int(score) if isfinite(score) else 0 for owner, score in scores}
+    return {owner: _whole(score) for owner, score in scores}
+
+
+def _whole(score: float) -> int:
+    """Return a score in whole milliseconds, as ``mark.lua`` compares it; 0 for an infinite one."""
+    return int(score) if isfinite(score) else 0
 
 
 def _heartbeat(reply: Any) -> Heartbeat:

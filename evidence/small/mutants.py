@@ -28,7 +28,11 @@ LEAVES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id)"
 SETTLES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id, unpack(along))"
 
 MUTANTS = [
-    _in("mark", "although it was heard meanwhile", ("or tonumber(score) ~= seen", "")),
+    _in(
+        "mark",
+        "although it was heard meanwhile",
+        ("if math.modf(score) ~= seen then return false end", ""),
+    ),
     Mutant("the verdict is not built on silence that was watched", without="watched"),
     _in(
         "heartbeat",

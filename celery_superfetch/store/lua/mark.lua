@@ -5,8 +5,13 @@
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
 local owners, facts, host, reaped, stats, private = unpack(KEYS)
 local owner, seen, listed, reason = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local score = redis.call('ZSCORE', owners, owner)
-if not score or tonumber(score) ~= seen then return false end
+local text = redis.call('ZSCORE', owners, owner)
+if not text then return false end
+local score = tonumber(text)
+-- The verdict saw whole milliseconds, and 0 for an infinite score. If they were compared as they
+-- stand, an owner with an odd score would be heard for ever, and its jobs never recovered.
+if score == nil or score == math.huge or score == -math.huge then score = 0 end
+if math.modf(score) ~= seen then return false end
 -- What has another type is found before the owner is in neither registry.
 redis.call('ZCARD', reaped)
 redis.call('SISMEMBER', host, owner)

@@ -149,6 +149,26 @@ def test_an_owner_of_no_possible_pid_is_dead(bench, pid):
     assert bench.queue() == [payload("1")]
 
 
+@pytest.mark.parametrize(
+    "score", ["inf", "-inf", "1e300", "-1e300", "1700000000000.25", "-0.5", "0"]
+)
+def test_an_owner_of_an_odd_score_is_dead(bench, score):
+    """It was heard for ever: the mark compared it with the whole milliseconds of the verdict."""
+    owner = bench.dead_owner([payload("1")])
+    bench.client.zadd(bench.keys.owners, {owner.owner: score})
+    report = bench.reaper().reap()
+    assert [*report.dead] == [owner.owner]
+    assert bench.queue() == [payload("1")]
+
+
+def test_the_control_a_score_that_has_changed_since_marks_nobody(bench):
+    owner = bench.dead_owner([payload("1")])
+    for before, after in ((5, "6.5"), (5, "inf"), (0, "1e300"), (5, "4.9")):
+        bench.client.zadd(bench.keys.owners, {owner.owner: after})
+        assert bench.registry.mark(owner, before, 60, "odd") is None
+    assert bench.queue() == []
+
+
 def test_the_control_the_kernel_says_that_they_are_there():
     os.kill(0, 0)
     os.kill(-1, 0)
