@@ -50,8 +50,10 @@ def note(reaper: Reaper, report: Report, by: str = "") -> None:
     here, started = ProcessImage.current(), monotonic()
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
     queues = Queues(reaper.database)
-    # Jobs that come after the last worker of a queue has left would have no age otherwise.
-    abandoned = queues.filled({*reaper.registry.served()} - lists)
+    abandoned: list[str] = []
+    if report.kept_house:  # an idle worker is to send less than one command a second
+        # Jobs that come after the last worker of a queue has left would have no age otherwise.
+        abandoned = queues.filled({*reaper.registry.served()} - lists)
     queues.note_waiting([*lists, *abandoned])
     report.seconds += monotonic() - started
     reaper.history.passed(

@@ -118,6 +118,7 @@ class Reaper(Structure):
             yield from self._drain_tombstones(report)
             if started >= self._next_housekeeping:  # an idle fleet need not do that at each pass
                 self._next_housekeeping = started + 6 * self.config.reap_interval
+                report.kept_house = True
                 with report.surviving("the dead set"):
                     trim(self.dead_set)
         report.seconds = monotonic() - started

@@ -36,6 +36,8 @@ class Report:
     errors: int = 0  #: each is logged; the next pass tries again
     seconds: float = 0.0  #: that it took
     dry_run: bool = False  #: nothing was changed
+    #: Whether it also did what is done at one pass in six.
+    kept_house: bool = False
     ran: bool = True  #: False if another pass had its turn, and nothing was looked at
 
     @property

@@ -11,7 +11,6 @@ import redis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from celery_superfetch.model.job import digest
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
@@ -108,8 +107,8 @@ def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     """A1: the server refuses, and neither the worker nor the jobs behind it wait for that."""
     one = worker(app="odd", pool="threads")
     broken = payload(message("odd", **KNOWN["past, timelimit [1]"]))
-    in_the_way = f"superfetch:recoveries:{digest(broken)}"
-    client.set(in_the_way, "no hash")
+    in_the_way = "superfetch:dead"
+    client.set(in_the_way, "no set")
     client.lpush("celery", broken, payload(message("next")))
     eventually(lambda: "next" in ledger.starts())
     one.wait_log("cannot leave this worker yet")

@@ -54,14 +54,15 @@ NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from
 
 
 class Demoted(RedisConnectionError):
-    """Whoever was reached is a read-only replica, of ``primary``."""
+    """The server that was reached is a read-only replica of ``primary``; it may have lost that."""
 
-    def __init__(self, host: str, port: str) -> None:
+    def __init__(self, host: str, port: str, *, is_linked: bool) -> None:
         self.primary = host, int(port)
+        lost = "" if is_linked else " (a replica that has lost its primary)"
         super().__init__(
-            f"the broker is a read-only replica of {host}:{port}: no job can be claimed from it or "
-            "sent to it. Nothing was lost; it is asked again until a failover is over. If there is "
-            "none, point broker_url at the primary"
+            f"the broker is a read-only replica of {host}:{port}{lost}: no job can be claimed from "
+            "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "
+            "there is none, point broker_url at the primary"
         )
 
 
@@ -85,7 +86,8 @@ def greet(connection: Any) -> None:
     reply = reply.decode() if isinstance(reply, bytes) else reply
     fields = dict(re.findall(r"^(\w+):(\S*)", reply, re.MULTILINE))
     if fields.get("role") == "slave" and fields.get("slave_read_only") != "0":
-        raise Demoted(fields["master_host"], fields["master_port"])
+        is_linked = fields.get("master_link_status") != "down"
+        raise Demoted(fields["master_host"], fields["master_port"], is_linked=is_linked)
     if connection.home is not None:
         connection.home.greet(connection)
 
