@@ -8,6 +8,7 @@ import traceback
 from typing import Any
 
 from .arguments import printable, printable_lines
+from .foreign import class_name, loggable
 
 #: Celery's loggers that name jobs; a producer chooses a job's id and its task's name. Operators and
 #: other workers name them by remote control, and their own nodes.
@@ -42,8 +43,9 @@ class _PrintableErrors(_PrintableNames):
     """Escapes the errors in a traceback, too; those that a task raises keep their lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.exc_info, tuple) and record.exc_info[1] and not record.exc_text:
-            record.exc_text = _traceback(record.exc_info[1])
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if error is not None and not record.exc_text:
+            record.exc_text = _traceback(error)
         return super().filter(record)
 
 
@@ -57,7 +59,7 @@ class _OneLine(_PrintableErrors):
 
 
 def _escaped(value: Any) -> Any:
-    if isinstance(value, str):
+    if type(value) is str:
         return printable(value)
     return value if value is None or isinstance(value, (int, float)) else _Text(value)
 
@@ -76,7 +78,13 @@ class _Text:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return a traceback as a log has it, in which each error is one line."""
+    """Return a traceback as a log has it, in which each error is one line.
+
+    Where user code keeps it from being formatted, return the name of the error's class: what a
+    filter raises ends the caller of the logger, and not only the message.
+    """
+    if loggable(error) is None:
+        return f"{class_name(error)}: its traceback cannot be formatted"
     parts = (part.rstrip("\n") for part in traceback.format_exception(error))
     return "\n".join(
         printable_lines(part) if part.startswith(NO_ERROR) else printable(part) for part in parts
