@@ -92,7 +92,10 @@ def _key_of(params: Params) -> Hashable:
     rows = {name: value for name, value in params.items() if name not in ALIKE}
     if isinstance(rows.get("slot"), Slot):  # its retries are those of any slot
         rows.pop("retry", None)
-    return frozenset((name, _comparable(value)) for name, value in rows.items() if value)
+    # kombu names most parameters that have no value. Of TLS also a false one says what is meant: if
+    # it were left out, who verifies the server would get a connection of who does not.
+    said = {k: v for k, v in rows.items() if v or (v is not None and k.startswith("ssl_"))}
+    return frozenset((name, _comparable(value)) for name, value in said.items())
 
 
 def _comparable(value: Any) -> Hashable:
@@ -102,7 +105,10 @@ def _comparable(value: Any) -> Hashable:
     if isinstance(value, type):
         return getattr(value, "follows", value)
     if hasattr(value, "get_credentials"):
-        return type(value), repr(sorted(vars(value).items()))
+        # By the values where they compare: a secret's own text hides which secret it is.
+        return type(value), frozenset(
+            (name, _comparable(part)) for name, part in vars(value).items()
+        )
     try:
         hash(value)
     except TypeError:
