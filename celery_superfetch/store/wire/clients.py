@@ -175,16 +175,23 @@ def recognised(
     }
 
 
-def cut(client: Redis, run_id: str, ids: Sequence[int]) -> bool:
-    """CLIENT KILL those that are connections of this package, as far as that is allowed; False:
-    their ids are of another run of the server."""
+def cut(
+    client: Redis, run_id: str, ids: Sequence[int], addresses: Mapping[int, str] | None = None
+) -> bool:
+    """CLIENT KILL those that are connections of this package, or have these ``addresses`` of this
+    process, as far as that is allowed. False: one of them may be open still, since the server has
+    restarted, lists it as a stranger's, or forbids to list or to kill it."""
 
     def kill(connection: Any) -> list[Any]:
-        is_ours_by_id = recognised(connection, ids) or {}
+        is_ours_by_id = recognised(connection, ids, addresses)
+        if is_ours_by_id is None:
+            return [None]
         cut_ids = [id for id, is_ours in is_ours_by_id.items() if is_ours]
-        return asked(connection, *(("CLIENT", "KILL", "ID", id) for id in cut_ids))
+        replies = asked(connection, *(("CLIENT", "KILL", "ID", id) for id in cut_ids))
+        return [*replies, *(None for is_ours in is_ours_by_id.values() if not is_ours)]
 
-    return _at_run(client, run_id, kill) is not None
+    replies = _at_run(client, run_id, kill)
+    return replies is not None and all(isinstance(reply, int) for reply in replies)
 
 
 def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:

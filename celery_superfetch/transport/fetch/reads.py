@@ -70,11 +70,12 @@ class BlockingRead(LoneConnection):
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
-        closed = True
+        closed = not self.waits_since
         self.owner.blocking.discard(self.id)
         if self.waits_since:
-            with contextlib.suppress(RedisError):  # it or the server is gone, or none may kill it
-                closed = bool(self.id) and cut(self.owner.client, self.run_id, [self.id])
+            with contextlib.suppress(RedisError, OSError):  # it or the server is gone
+                own = {self.id: self.address}
+                closed = bool(self.id) and cut(self.owner.client, self.run_id, [self.id], own)
         self.disconnect()
         return closed
 

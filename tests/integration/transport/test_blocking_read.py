@@ -173,3 +173,19 @@ def test_what_has_landed_by_a_read_that_is_closed_goes_back(fresh_server):
         reads.call_off(reads.armed)
         assert bench.queue() == [payload(1)]
         inbox.receive(1)
+
+
+@pytest.mark.parametrize("forbidden", ["-client|setinfo", "-client|kill", "-client|list"])
+def test_a_read_that_is_closed_says_whether_a_claim_may_land_afterwards(fresh_server, forbidden):
+    """If it said no where the server has cut nothing, its owner would leave no tombstone, and a
+    late job would wait in a landing list of an owner that is gone. Without CLIENT SETINFO, as
+    before Redis 7.2, the server knows the read by its address."""
+    server = fresh_server()
+    server.client().execute_command("ACL", "SETUSER", "default", forbidden)
+    with Inbox(server.url(), consume=False) as inbox:
+        read = opened(inbox)
+        read.arm("mail")
+        eventually(lambda: blocked(server.client()) == 1)
+        is_cut = forbidden == "-client|setinfo"
+        assert read.close() is is_cut
+        assert calls(server.client(), "client|kill") == int(is_cut)
