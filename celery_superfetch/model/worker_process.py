@@ -79,7 +79,8 @@ def kill_tree(process: Process) -> None:
     except psutil.AccessDenied:
         raise NotAWorker("may not be killed by this user") from None
     for child in family:
-        with suppress(psutil.NoSuchProcess):
+        # It has ended, or runs as another user; the worker's own end was not prevented by that.
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             child.kill()
 
 
