@@ -33,9 +33,25 @@ PATIENCE = 3
 #: Errors named on a terminal: more push what was done off the screen.
 MOST_ERRORS = 20
 
-SECONDS = click.FloatRange(0)
+#: Seconds that an option may ask for: a month. Some waits of Python and dates of Celery end sooner
+#: than floats do.
+SECONDS_MAX = 31 * 86_400
 
 COMMANDS = "celery_superfetch.commands"  # group of entry points
+
+
+class Seconds(click.FloatRange):
+    """Number of seconds in a range. ``click.FloatRange`` accepts NaN, which is neither below nor
+    above a limit, and infinity; ``time.sleep`` and a job's ``expires`` raise on both."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not seconds <= SECONDS_MAX:  # also NaN
+            self.fail(f"must be a number of seconds up to {SECONDS_MAX}, got {value}", param, ctx)
+        return seconds
+
+
+SECONDS = Seconds(0)
 
 
 class Group(click.Group):

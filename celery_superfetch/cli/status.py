@@ -8,7 +8,7 @@ from contextlib import suppress
 import click
 from celery.bin.base import CeleryCommand
 
-from .session import Session, Unreachable, complain, json_option, opened, superfetch
+from .session import Seconds, Session, Unreachable, complain, json_option, opened, superfetch
 
 #: Lines of a terminal that a status leaves free, for what is said of a server that does not answer.
 BELOW = 5
@@ -19,7 +19,7 @@ AGAIN = 2.0  # seconds from one status to the next, where it is watched
 @click.option("--wide", is_flag=True, help="Show all columns and rows, with the workers' ids.")
 @click.option(
     "--watch",
-    type=click.FloatRange(0.1),
+    type=Seconds(0.1),
     is_flag=False,
     flag_value=AGAIN,
     metavar="[SECONDS]",

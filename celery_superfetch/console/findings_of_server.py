@@ -75,7 +75,10 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(level, "evicted", text, fix)
     if most and used >= NEAR * most:
         level = "critical" if used >= FULL * most else "warning"
-        full = "it refuses writes" if used >= most else "at 100% no job can be sent"
+        if policy in (None, "noeviction"):
+            full = "it refuses writes" if used >= most else "at 100% no job can be sent"
+        else:
+            full = "it evicts keys" if used >= most else "at 100% it evicts keys"
         text = f"the server uses {used / most:.0%} of its maxmemory; {full}"
         yield Finding(level, "memory", text, "raise maxmemory, or see which queue or result grows")
     if server["append_only"] is False and server["saves"] == "":

@@ -7,6 +7,7 @@ client likes.
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from contextlib import suppress
@@ -25,6 +26,10 @@ BUSY = (
 
 #: Connections that the kernel accepts before the listener does.
 BACKLOG = 64
+
+#: Errors of an address that a name has and this machine has not: ``localhost`` is ``::1`` as well,
+#: also in a container without IPv6.
+NOT_OF_THIS_MACHINE = errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT
 
 
 class OpenConnections(Generic[C]):
@@ -87,25 +92,40 @@ class OpenConnections(Generic[C]):
 
 
 def listening_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listen at each address of the host. Raises OSError where that is impossible: mostly, at a
-    port in use.
+    """Listen at each address of the host that this machine has.
+
+    Raises OSError where that is impossible: mostly, at a port in use, or if no host can have that
+    name.
 
     The accepted connections send without delay. With Nagle's algorithm the body of an answer would
     wait for the client's acknowledgement of the head: 40 ms.
     """
-    found = socket.getaddrinfo(
-        host or None,
-        port,
-        type=socket.SOCK_STREAM,
-        proto=socket.IPPROTO_TCP,
-        flags=socket.AI_PASSIVE,
-    )
+    try:
+        found = socket.getaddrinfo(
+            host or None,
+            port,
+            type=socket.SOCK_STREAM,
+            proto=socket.IPPROTO_TCP,
+            flags=socket.AI_PASSIVE,
+        )
+    except UnicodeError as exc:  # an empty label ("web..local"), or one of 64 characters
+        raise OSError(f"{host!r} is no host name or address: {exc}") from exc
     addresses = dict.fromkeys((family, address) for family, *_, address in found)
     listeners = list[socket.socket]()
+    absent: OSError | None = None
     try:
         for family, address in addresses:
-            listeners.append(socket.create_server(address, family=family, backlog=BACKLOG))
-            listeners[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited
+            try:
+                listener = socket.create_server(address, family=family, backlog=BACKLOG)
+            except OSError as exc:
+                if exc.errno not in NOT_OF_THIS_MACHINE:
+                    raise
+                absent = exc
+                continue
+            listeners.append(listener)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited
+        if absent is not None and not listeners:
+            raise absent
     except OSError:
         for listener in listeners:
             listener.close()

@@ -33,6 +33,9 @@ WORDS = "OK", "WARNING", "CRITICAL"
 #: Findings named in the line; the document has them all.
 NAMED = 3
 
+#: Seconds that an answer may take at most.
+TIMEOUT_MAX_S = 3600
+
 
 class Answer(NamedTuple):
     """What was found, and in a few words what was looked at."""
@@ -57,7 +60,8 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
         try:
             answers.append(_ask(options, app))
         except Exception as exc:
-            why, fix = str(exc), advice_for(exc, getattr(options, "broker", ""))
+            why = str(exc) or type(exc).__name__
+            fix = advice_for(exc, getattr(options, "broker", ""))
             if isinstance(exc, SuperfetchError):  # it says itself what to do
                 fix = ""
 
@@ -118,9 +122,26 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
         metavar="NAME",
         help="this worker (celery@web-1) must be heard, and not hang",
     )
-    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="give up after this time (5)")
+    add(
+        "--timeout",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="give up after this time (5)",
+    )
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
+
+
+def _seconds(text: str) -> float:
+    """Parse a timeout. Threads and sockets refuse NaN and more than some hundred years."""
+    with suppress(ValueError):
+        seconds = float(text)
+        if 0 < seconds <= TIMEOUT_MAX_S:  # false for NaN
+            return seconds
+    raise argparse.ArgumentTypeError(
+        f"must be a number of seconds, above 0 and at most {TIMEOUT_MAX_S}, got {text!r}"
+    )
 
 
 def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:

@@ -1,25 +1,25 @@
-"""``celery superfetch drill``: kill a worker of one's own, and see what becomes of its jobs."""
+"""``celery superfetch drill``: kills a worker of its operator, and says when its jobs run again."""
 
 from __future__ import annotations
 
 import click
 from celery.bin.base import CeleryCommand
 
-from ...cli.session import Session, complain, in_session, quantity, warn
+from ...cli.session import Seconds, Session, complain, in_session, quantity, warn
 from ...model.arguments import printable
 from ...model.config import DRILL_MAX_S
 from ...model.words import command, number, span
 from ...model.worker_process import NotAWorker, command_line_of, kill_tree
 from ..drill import Drill, Run, is_here
 
-SLEEP = click.FloatRange(5, DRILL_MAX_S)
+SLEEP = Seconds(5, DRILL_MAX_S)
 
 
 @click.command(name="drill", cls=CeleryCommand)
 @click.option("--queue", required=True, help="Send the jobs of the drill to this queue.")
 @quantity("--jobs", click.IntRange(1, 1000), 4, "N", "Send this many jobs.")
 @quantity("--seconds", SLEEP, 60, "SECONDS", "Let each job run for this long.")
-@quantity("--wait", click.FloatRange(1), 120, "SECONDS", "Wait this long for each thing to happen.")
+@quantity("--wait", Seconds(1), 120, "SECONDS", "Wait this long for each thing to happen.")
 @click.option("--others-too", is_flag=True, help="Also kill a worker that runs jobs of yours.")
 @click.option("--yes", is_flag=True, help="Do not ask before the worker is killed.")
 @in_session
@@ -56,7 +56,7 @@ def drill(
             f"no other worker serves queue {queue!r}: the jobs run again once this one is started "
             "again, by you or by its supervisor"
         )
-    if _kill(trial, yes):
+    if _kill(trial, yes, others_too):
         complain(f"Killed {_title(trial)}. Waiting up to {wait:g} s for its jobs to run again ...")
     else:
         complain(f"Waiting up to {wait:g} s, counted from now, for its jobs to run again ...")
@@ -69,6 +69,7 @@ def drill(
 
 
 def _spare(trial: Drill, others_too: bool) -> None:
+    """Refuse to kill a victim that also runs jobs of the operator's, unless these may be cut."""
     innocents = trial.innocents()
     if innocents and not others_too:
         named = ", ".join(printable(f"{row['task']}[{row['id']}]") for row in innocents[:3])
@@ -79,7 +80,7 @@ def _spare(trial: Drill, others_too: bool) -> None:
         )
 
 
-def _kill(trial: Drill, yes: bool) -> bool:
+def _kill(trial: Drill, yes: bool, others_too: bool) -> bool:
     """Kill the victim if this host and the server confirm it, else have the operator do it; return
     whether the drill did."""
     jobs, text = number(_aimed(trial), "job"), _title(trial)
@@ -106,6 +107,7 @@ def _kill(trial: Drill, yes: bool) -> bool:
             )
             click.confirm(printable(question), abort=True, err=True)
             _aimed(trial)  # some may have ended meanwhile
+            _spare(trial, others_too)  # and jobs of yours may have started
         kill_tree(process)
         return True
     except ProcessLookupError:

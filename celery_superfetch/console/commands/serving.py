@@ -57,9 +57,9 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
     except (SuperfetchError, OSError) as exc:
         raise click.ClickException(str(exc)) from exc
     _say_where(host, server.server_port, "metrics")
-    # As a container's first process it would not hear of TERM.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
+        # As a container's first process it would not hear of TERM.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         signal.pause()
     server.shutdown()
 

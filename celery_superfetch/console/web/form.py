@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import parse_qs
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 #: Bytes of a form with the ids of many pages of jobs; and of one without ids, such as the login's.
 FORM_MAX_BYTES, SMALL_FORM_MAX_BYTES = 1_000_000, 4_096
@@ -19,12 +19,15 @@ Form = dict[str, list[str]]
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a request. Raises HTTPException where it is larger."""
+    """Read the body of a request. Raises HTTPException if it is larger, or never comes whole."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > max_bytes:
-            raise HTTPException(413, TOO_MUCH)
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_bytes:
+                raise HTTPException(413, TOO_MUCH)
+    except ClientDisconnect as exc:  # as an error of the page, it would log a traceback each time
+        raise HTTPException(400, "The client left before its form was whole.") from exc
     return bytes(body)
 
 

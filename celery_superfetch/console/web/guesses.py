@@ -1,4 +1,4 @@
-"""What a wrong token costs the client that has sent it, and no other."""
+"""The price of a wrong token: a delay, for the client that sent it and for no other."""
 
 from __future__ import annotations
 

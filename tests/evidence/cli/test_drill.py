@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from subprocess import PIPE
 
+import click
 import pytest
 
 from support.hosts import Host
@@ -64,6 +65,19 @@ def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
     worker(concurrency=2)
     refused = cli(*drill, "--others-too", answer="n\n", code=1)
     assert "with all its processes?" in refused.err
+    assert victim.alive()
+
+
+def test_jobs_that_start_before_the_operator_answers_are_spared(cli, worker, shop, monkeypatch):
+    victim = worker(concurrency=4)
+
+    def confirm(*_: object, **__: object) -> bool:
+        shop.run("of mine")
+        return True
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    done = cli("drill", "--queue", "celery", *SHORT, code=1)
+    assert "also runs 1 job of yours (shop.hold[" in done.err
     assert victim.alive()
 
 

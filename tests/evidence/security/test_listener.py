@@ -256,6 +256,26 @@ def test_a_port_in_use_leaves_no_socket_open():
         assert psutil.Process().num_fds() == before
 
 
+@pytest.mark.parametrize("name", ["web..local", "x" * 64, "\udc80"])
+def test_a_name_that_no_host_can_have_is_an_error_of_the_system(name):
+    """The commands show an OSError as one line; Python raises a UnicodeError."""
+    with pytest.raises(OSError, match="is no host name or address"):
+        listening_sockets(name, 0)
+
+
+def test_an_address_that_this_machine_lacks_does_not_keep_it_from_the_others(monkeypatch):
+    """In a container without IPv6, ``localhost`` has one."""
+    absent = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
+    found = [absent, *socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    [listener] = listening_sockets("localhost", 0)
+    with closing(listener):
+        assert listener.getsockname()[0] == "127.0.0.1"
+    found[:] = [absent]
+    with pytest.raises(OSError, match="assign requested address"):
+        listening_sockets("localhost", 0)
+
+
 def test_listeners_send_without_delay():
     """Else the body of each answer waits 40 ms for the acknowledgement of its head."""
     [listener] = listening_sockets("127.0.0.1", 0)

@@ -126,6 +126,24 @@ def test_forms_are_as_large_as_they_need_to_be(dead, browse):
     assert "Delete 20001 jobs for good?" in browser.post("/dead", data=form).text.replace(",", "")
 
 
+def test_a_client_that_leaves_within_its_form_is_no_error_of_the_page(app):
+    """Each made the log longer by a traceback, also those whose form was too slow."""
+    page = create_app(app, token=TOKEN)
+    headers = [(b"host", b"localhost"), (b"sec-fetch-site", b"same-origin")]
+    scope = {"type": "http", "method": "POST", "path": "/login", "query_string": b""}
+    received = iter([{"type": "http.request", "body": b"tok", "more_body": True}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(received, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(page({**scope, "headers": headers}, receive, send))
+    assert sent == [] or sent[0]["status"] == 400
+
+
 def test_a_page_that_changes_nothing_reads_no_form(browse):
     assert browse().post("/dead", content=b"x" * (FORM_MAX_BYTES + 1)).status_code == 403
 

@@ -62,6 +62,13 @@ def test_a_full_server_refuses_writes_already(seen):
     assert only(seen).text == "the server uses 110% of its maxmemory; it refuses writes"
 
 
+@pytest.mark.parametrize(("share", "what"), [(1.1, "it evicts"), (0.9, "at 100% it evicts")])
+def test_a_full_server_that_evicts_refuses_no_write(seen, share, what):
+    seen["server"].update(used_memory=share * 100 * MIB, eviction_policy="allkeys-lru")
+    [text] = [found.text for found in findings(seen) if found.code == "memory"]
+    assert text == f"the server uses {share:.0%} of its maxmemory; {what} keys"
+
+
 def test_an_unknown_age_is_not_zero(seen):
     def oldest() -> float | None:
         return by_queue(seen["queues"])[0]["oldest"]
