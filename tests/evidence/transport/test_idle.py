@@ -19,6 +19,8 @@ from support.workers.inbox import Inbox, publish
 #: Celery's own events, mingle and gossip are off.
 QUIET = ("--without-mingle", "--without-gossip", "--without-heartbeat")
 CONSUMERS = 6
+#: Commands of a pass that finds nothing to do, and by which it is known.
+OF_A_PASS, PASS = 8, " superfetch:pass "
 
 
 def heard(own: Server, seconds: float) -> tuple[list[str], float]:
@@ -51,8 +53,11 @@ def test_an_idle_worker_sends_few_commands(fresh_server, worker):
 
     with ThreadPoolExecutor() as side_by_side:
         of_one, of_twenty = side_by_side.map(idle, (1, 20))
-    for most, (commands, seconds) in ((1.0, of_one), (2.0, of_twenty)):
-        assert len(commands) <= most * seconds, commands
+    for most, (commands, seconds) in ((0.5, of_one), (1.5, of_twenty)):
+        # One worker of a fleet makes the passes; how many fall into this time depends on when it
+        # began, and the first and the last may be cut in two.
+        passes = sum(command.startswith("EVALSHA") and PASS in command for command in commands)
+        assert len(commands) <= most * seconds + OF_A_PASS * (passes + 1), commands
         assert any(command.startswith("BLMOVE") for command in commands), "it has listened"
 
 
