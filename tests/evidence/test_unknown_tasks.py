@@ -34,6 +34,8 @@ def returned(app: Celery, client: Any, times: int, count: int = 1) -> bytes:
 def test_they_go_to_who_knows_them_and_hold_up_no_others(worker, app, ledger, db, pool, other):
     old = worker(name="old", pool=pool, concurrency=1, args=["--prefetch-multiplier=1"])
     new = worker(name="new", app="builder", pool=other)
+    # A worker says that it is ready before its record has its queues.
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
     jobs = [f"n{n}" for n in range(10)]
     for job in jobs:
         app.send_task(NEW, (job,))

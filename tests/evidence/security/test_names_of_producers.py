@@ -48,6 +48,7 @@ def test_large_jobs_of_unknown_tasks_do_not_fill_the_memory_of_a_worker(
     other = worker(name="two", options={"heartbeat_interval": 300, "owner_ttl": 3600})
     # Both have told which tasks they know: else nobody is asked to take these jobs.
     eventually(lambda: sum(bool(db.fact(owner, "tasks")) for owner in db.owners()) == 2)
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
     other.freeze()
     client.set("superfetch:recovered", 1)
     for number in range(100):
