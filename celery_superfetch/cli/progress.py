@@ -12,7 +12,7 @@ PAUSE = 10.0  # seconds after which a program that reads stderr hears that somet
 
 
 class Progress:
-    """How many of some jobs are done with (``total`` 0: not known)."""
+    """A line on the terminal: the number of jobs that are done (``total`` 0: not known)."""
 
     def __init__(self, total: int = 0, silent: bool = False, verb: str = "") -> None:
         self.total, self.done, self._silent, self._verb = total, 0, silent, verb

@@ -47,8 +47,8 @@ def whole(findings: Iterable[Finding], overview: Mapping[str, Any]) -> dict[str,
 
 
 def _is_empty(row: Mapping[str, Any]) -> bool:
-    """Whether a list is of another priority than the first one, and holds nothing: of five rows of
-    an idle queue four say no more than the first one."""
+    """Return whether a list is of another priority than the first one, and holds nothing: of five
+    rows of an idle queue four say no more than the first one."""
     holds = row["length"] or row["probation"] or row["parked"] or row.get("error")
     return row["list"] != row["queue"] and not holds
 

@@ -73,8 +73,8 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _is_former(owner: Mapping[str, Any], heard: Collection[tuple[str, int]]) -> bool:
-    """Whether a silent row has no record and its process is ``heard`` (host, pid) under another
-    name: then that process is not frozen, and must not be killed."""
+    """Return whether a silent row has no record and its process is ``heard`` (host, pid) under
+    another name: then that process is not frozen, and must not be killed."""
     return not owner["version"] and (owner["host"], owner["pid"]) in heard
 
 

@@ -38,8 +38,8 @@ CUT = (
 
 
 def utc(seconds: float | None) -> str | None:
-    """A time of the server's clock in ISO 8601, within what a datetime can say; None where nobody
-    noted it."""
+    """Format a time of the server's clock by ISO 8601, within what a datetime can say; None where
+    it was not noted."""
     if seconds is None or isnan(seconds):
         return None
     at = min(max(seconds, FIRST), LAST)
@@ -159,7 +159,7 @@ class DeadJob:
 
     @classmethod
     def load(cls, id: str, raw: bytes, died_at: float) -> DeadJob:
-        """Read a record, of another version or by somebody's hand perhaps, which must not hide the
+        """Read a record, which may be of another version or written by hand, and must not hide the
         other jobs: what is missing or broken is empty, and its reason says so."""
         record = parsed_json(raw, dict[str, Any]())
         payload = _payload(record)

@@ -101,7 +101,7 @@ def one_line_each(logger: logging.Logger) -> logging.Logger:
 
 
 def escape_names_in_celerys_logs() -> None:
-    """Have Celery's loggers escape the names of jobs, which are those of its producers."""
+    """Add a filter to Celery's loggers that escapes the names of jobs, which producers choose."""
     for name in CELERYS:
         logging.getLogger(name).addFilter(_printable_names)
     logging.getLogger(CELERYS_UNREAD).addFilter(_printable_errors)

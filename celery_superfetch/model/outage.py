@@ -19,7 +19,7 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        """Whether the last try failed."""
+        """Return whether the last try failed."""
         return self._began is not None
 
     def failed(self, text: str, *values: object) -> None:

@@ -1,5 +1,5 @@
 """The process that the drill may kill: what this host and the server say of a pid, never a record
-alone. Whoever writes to the database can forge a record, and name any process in it."""
+alone. A writer of the database can forge a record, and name any process in it."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def worker_at(image: ProcessImage) -> Process:
 
 
 def is_worker_command(words: Sequence[str]) -> bool:
-    """Whether a command line is that of a Celery worker, also of one that setproctitle has renamed
-    (``[celeryd: w1@host:MainProcess] -active- (worker -A shop)``)."""
+    """Return whether a command line is that of a Celery worker, also of one that setproctitle has
+    renamed (``[celeryd: w1@host:MainProcess] -active- (worker -A shop)``)."""
     names = {PurePosixPath(word).name for word in re.split(r"[\s\[\]():]+", " ".join(words))}
     return "worker" in names and any(name.startswith("celery") for name in names)
 
@@ -58,8 +58,8 @@ def command_line_of(process: Process) -> str:
 
 
 def has_socket(process: Process, addresses: Collection[str]) -> bool:
-    """Whether one of the process's sockets has one of these addresses (``host:port``, as CLIENT
-    LIST writes them)."""
+    """Return whether one of the process's sockets has one of these addresses (``host:port``, as
+    CLIENT LIST writes them)."""
     # psutil before 6 has the older name.
     connections = getattr(process, "net_connections", None) or process.connections
     with suppress(psutil.Error):

@@ -120,7 +120,7 @@ class Access:
 
 @dataclass
 class Forms:
-    """What the hidden keys in the forms of one browser stem from."""
+    """The secret of which the hidden keys in the forms of one browser are made."""
 
     secret: str
     is_new: bool = False  #: whether the browser does not have it yet
@@ -131,7 +131,7 @@ class Forms:
         return hmac.new(self.secret.encode(errors="replace"), b"forms", hashlib.sha256).hexdigest()
 
     def keep(self, request: Request, response: Response) -> None:
-        """Have the browser send it with its forms."""
+        """Set the cookie by which the browser sends it with its forms."""
         if self.is_new:
             set_cookie(request, response, FORMS, self.secret)
 

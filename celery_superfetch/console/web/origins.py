@@ -1,4 +1,4 @@
-"""Where a request comes from, and where the page is for it: origin, root and cookies."""
+"""The origin of a request, and the root and the cookies of the page for it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def cookie_name(request: Request, kind: str) -> str:
 def set_cookie(
     request: Request, response: Response, kind: str, value: str, lasts_s: int | None = None
 ) -> None:
-    """Have the browser keep a cookie of this kind for as long; 0: have it drop the cookie.
+    """Set a cookie of this kind, which the browser keeps for as long; 0: it drops the cookie.
 
     ``Lax``, so that a link in a message leads to the page, and not to its login form or to new keys
     for the forms of other tabs.

@@ -44,7 +44,7 @@ NAMED = re.compile(
 
 
 class HideFailed(Exception):
-    """The user's callable raised, so that nobody knows whether a name is that of a secret."""
+    """The user's callable raised: it is not known whether a name is that of a secret."""
 
 
 def is_named_by(hide: Hide) -> Callable[[str], bool]:

@@ -296,7 +296,7 @@ class Seen:
 
 
 def _patterns(asked: dict[str, str]) -> dict[str, Any]:
-    """What is asked for, for a ``DeadFilter``: a part of a task's name is enough. A reason is in
+    """Translate a search for a ``DeadFilter``: a part of a task's name is enough. A reason is in
     what is stored if it is in what is shown, unless it has the mask."""
     patterns = dict(asked)
     if "task" in asked and "*" not in asked["task"]:

@@ -40,7 +40,7 @@ class Sessions:
         return session
 
     def is_open(self, session: str) -> bool:
-        """Whether this is the id of a session that has neither ended nor been logged out."""
+        """Return whether this is the id of a session that has neither ended nor been logged out."""
         with self._lock:
             return self._clock() < self._end_by_digest.get(_digest(session), float("-inf"))
 

@@ -89,8 +89,9 @@ FULL = "used memory > 'maxmemory'"
 
 
 #: How a script may begin. Acks and claims free memory, so they must run on a server over its limit
-#: ("allow-oom"): Redis knows that line from 7.0 on. What knows none has a comment, by which
-#: Dragonfly lets a script use a key that it was not told (docs/inside/how_it_works.md).
+#: ("allow-oom"): Redis knows that line from 7.0 on. On 6.2, which does not, scripts remove before
+#: they add, which it allows. The other line is a comment to a server that does not know it;
+#: Dragonfly reads there that a script may use a key that it was not told of.
 FLAGS_LINE = "#!lua flags={flags}\n"
 PLAIN_LINE = "--!df flags=allow-undeclared-keys\n"
 
