@@ -83,6 +83,13 @@ def test_a_run_that_was_over_and_settled_is_no_reason():
         assert report(["a"], lines, [late], [Standstill(*standstill)]).good is not settled
 
 
+def test_a_run_whose_retry_could_not_be_sent_is_no_second_run():
+    lines = [line("started", "a", 1), line("retried", "a", 2)]
+    again = [line("started", "a", 3, "w2"), line("finished", "a", 4, "w2")]
+    assert not report(["a"], lines + again, []).good
+    assert report(["a"], [*lines, line("rejected", "a", 2.5), *again], []).good
+
+
 def test_a_requeue_on_purpose_is_no_second_run():
     lines = [
         line("started", "a", 1),

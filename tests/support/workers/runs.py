@@ -23,7 +23,8 @@ class Run:
     pid: int
     began: float
     ended: float | None = None
-    #: "finished", "rejected" or "retried"; empty when the run was cut short.
+    #: "finished", "rejected" or "retried"; empty when the run was cut short. A run whose retry
+    #: could not be sent is "retried" first, and then "rejected".
     end: str = ""
 
 
@@ -94,8 +95,9 @@ def runs_of(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], list[Ru
             runs.append(Run(line["job"], line["message"], line["worker"], line["pid"], line["at"]))
             continue
         mine = (line["worker"], line["pid"])
+        may_follow = ("", "retried") if line["event"] == "rejected" else ("",)
         for run in reversed(runs):
-            if (run.worker, run.pid) == mine and not run.end:
+            if (run.worker, run.pid) == mine and run.end in may_follow:
                 run.end, run.ended = line["event"], line["at"]
                 break
     return found

@@ -148,6 +148,9 @@ class Soak:
         self._everybody_works()
         self._stop_publishing()
         self._settled()
+        return self._report()
+
+    def _report(self) -> Report:
         return report(self.published, self.ledger.lines(), self.harms, self.standstills)
 
     def _progress(self, jobs: int = 8) -> None:
@@ -170,6 +173,10 @@ class Soak:
 
     def _settled(self) -> None:
         def at_rest() -> bool:
+            # Told by the ledger first: a job that goes from one place of the server to another
+            # between two looks is in none of them.
+            lost = self._report().lost
+            assert not lost, f"{len(lost)} jobs have not finished: {lost[:5]}"
             assert not self.db.length(), f"{self.db.length()} jobs wait"
             assert not self.db.held(), self.db.held()
             assert not self.db.parked(), self.db.parked()
