@@ -122,6 +122,29 @@ def test_a_blocked_gevent_worker_is_heard(own, dbs, start, make_app, ledger, tmp
     assert ledger.runs()["burns-0"] == 1
 
 
+def test_idle_workers_keep_their_connection_for_a_minute(own, start, make_app, ledger):
+    """A service that closes after 300 s what lies idle does to a worker within hours what a server
+    that closes it after 2 s does within this minute."""
+    own.client().config_set("timeout", 2)
+    pools = ["prefork", "threads", "solo", "gevent"]
+    workers = [start({0: ""}, pool=pool, queues=[pool], neighbours=True)[0] for pool in pools]
+    [control] = start({IDLE_CLIENT: "closed_clients"}, pool="gevent", neighbours=True)
+    for one in (*workers, control):
+        one.wait_ready()
+
+    def is_quiet() -> bool:
+        troubles = ("Heartbeat of owner", "Maintenance cannot", RECONNECTS)
+        return not any(trouble in one.log() for one in workers for trouble in troubles)
+
+    always(is_quiet, 60, 0.5, message="no worker has lost a connection")
+    assert RECONNECTS in control.log()
+    hold = make_app(superfetch=False, url=own.url(0)).tasks["shop.hold"]
+    for pool in pools:
+        hold.apply_async((pool, 0), queue=pool)
+    eventually(lambda: ledger.finishes().keys() == set(pools))
+    assert is_quiet()
+
+
 def test_idle_connections_cost_no_reconnect(own, start, make_app, ledger):
     """A solo worker comes back from a long job to reads that were closed meanwhile. At its start
     each has asked its neighbours, whose replies come by a queue without acks: kombu would watch the
