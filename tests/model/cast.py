@@ -15,15 +15,14 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Move, State
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.scripts import Call, Line
+from celery_superfetch.store.wire.scripts import Call
 from model.scripts_seen import Truth
+from support.driver import Driver
+from support.sends import Sends
 from support.workers.bench import Bench
 
 
@@ -33,41 +32,9 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.truth: Truth | None = None
-        #: The next reply is lost.
-        self.lose = False
         #: Claims that were given back on purpose, as they were sent.
         self.requeues: list[Call] = []
-        #: Replies that their line has not read yet.
-        self._owed: dict[Line, list[Any]] = {}
-        exchange = Line.exchange
-
-        def shown(
-            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
-        ) -> tuple[list[Any], list[Any]]:
-            self._wait()
-            # What is sent is carried out, whoever reads the answer.
-            earlier, owed, line.owed = self._owed.pop(line, []), line.owed, []
-            try:
-                # One that the server did not know would run after those behind it.
-                _, replies = exchange(line, [call._replace(whole=True) for call in calls])
-            finally:
-                line.release()  # all of them share one pool
-            if self.truth is not None:
-                for call, reply in zip(calls, replies, strict=True):
-                    self.truth.saw(call, reply)
-                    # Of one job, which was there: its claim id and record come after seven others.
-                    if call.name == "requeue" and reply == [] and len(call.args) == 9:
-                        self.requeues.append(call)
-            if self.lose:
-                self.lose = False
-                raise redis.ConnectionError("the reply was lost")
-            if wait:
-                return earlier, replies
-            if calls and len(earlier) < leave:
-                self._owed[line], line.owed = [*earlier, *replies], [*owed, *calls]
-                return [], []
-            self._owed[line], line.owed = replies, [*calls]
-            return earlier, []
+        self.sends = Sends(monkeypatch, before=self._wait, carried_out=self._show)
 
         def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
             def wait_and_read(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +43,6 @@ class Stage:
 
             return wait_and_read
 
-        monkeypatch.setattr(Line, "exchange", shown)
         # What a decision is built on may change between these, and before it is carried out.
         for owner, name in ((PrivateLists, "held"), (Judge, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
@@ -102,6 +68,15 @@ class Stage:
         monkeypatch.setattr(
             Registry, "tombstones", lambda registry: dict(sorted(tombstones(registry).items()))
         )
+
+    def _show(self, calls: Sequence[Call], replies: Sequence[Any]) -> None:
+        if self.truth is None:
+            return
+        for call, reply in zip(calls, replies, strict=True):
+            self.truth.saw(call, reply)
+            # Of one job, which was there: its claim id and record come after seven others.
+            if call.name == "requeue" and reply == [] and len(call.args) == 9:
+                self.requeues.append(call)
 
     def _wait(self) -> None:
         if getcurrent().parent is not None:
@@ -158,8 +133,7 @@ class Worker:
         #: How many jobs may run at once, and are recorded by their claim.
         self.slots = slots
         self._names, self._lists = names, lists
-        self.in_flight = InFlight(bench.database)
-        self.cut_short = LostRuns(self.in_flight)
+        self.driver = Driver.over(bench.database)
         #: Delivered, or in the pool's queue; among these are some that were given back.
         self.waits: list[Claimed] = []
         #: Queue lists from which something landed.
@@ -199,7 +173,7 @@ class Worker:
     def claim(self, most: int) -> None:
         free = max(0, self.slots - len(self.waits) - len(self.runs))
         landed, self.landed = self.landed, []
-        self.waits += self.in_flight.claim(self.owner, self._lists, most, 1, landed, free).jobs
+        self.waits += self.driver.claim(self.owner, self._lists, most, 1, landed, free).jobs
 
     def land(self, queue_list: str) -> bytes | None:
         """A blocking read brings a job from a list, which the next claim is going to name."""
@@ -213,53 +187,53 @@ class Worker:
     def unland(self) -> None:
         """Give back what landed."""
         self.landed.clear()
-        self.in_flight.lists.unland(self.owner, dict.fromkeys(self._lists, 0))
+        self.driver.lists.unland(self.owner, dict.fromkeys(self._lists, 0))
 
     def deliver(self) -> None:
         """What was claimed is there, and does not start yet."""
         for claimed in self.waits:
-            self.in_flight.delivered(claimed.job)
+            self.driver.deliver(claimed.job)
 
     def claim_alone(self, queue_list: str) -> bool:
         """As ``Probation`` does: not while something runs, or is yet to be delivered."""
         if self.runs:
             return False
         self.deliver()
-        claimed = self.in_flight.claim_alone(self.owner, queue_list)
+        claimed = self.driver.claim_suspect(self.owner, queue_list)
         if claimed is not None:
             self.waits.append(claimed)
         return claimed is not None
 
     def claim_and_lose_the_reply(self, stage: Stage) -> None:
-        stage.lose = True
+        stage.sends.lose = True
         with pytest.raises(redis.ConnectionError):
             self.claim(1)
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
-        gathers = any(self.in_flight.jobs.get(c.job) is State.GATHERED for c in self.waits)
-        if self.runs or gathers or self.in_flight.doubt:  # then it is not even asked for
+        driver = self.driver
+        if self.runs or driver.has_gathered or driver.needs_reconcile:  # then it is not asked for
             return
         self.deliver()
-        stage.lose = True
+        stage.sends.lose = True
         with pytest.raises(redis.ConnectionError):
             self.claim_alone(queue_list)
 
     def reconcile(self) -> None:
         """Look for what lost replies spoke of; a suspect among it is alone no longer."""
         self.landed.clear()
-        self.in_flight.lost_claims.reconcile(self.owner, dict.fromkeys(self._lists, 0))
+        self.driver.reconcile(self.owner, dict.fromkeys(self._lists, 0))
 
     def start(self, claimed: Claimed) -> bool:
         """Hand a job to the pool, as ``Gate`` does; whether it runs."""
-        job, alone = claimed.job, self.in_flight.jobs.alone
-        if not self.in_flight.may_start(job):
+        job, alone = claimed.job, self.driver.solo
+        if not self.driver.may_start(job):
             self.waits.remove(claimed)
         elif alone not in (None, job):
             self.waits.remove(claimed)
-            self.in_flight.requeue([job])
+            self.driver.requeue([job])
         elif not (alone and self.runs) and not self._was_reaped(job):
-            started = bool(self.in_flight.begin(job))
-            assert started != self.in_flight.doubt
+            started = bool(self.driver.start(job))
+            assert started != self.driver.needs_reconcile
             if not started:
                 return False
             self.waits.remove(claimed)
@@ -271,60 +245,57 @@ class Worker:
         """Not even a mark in the very ms of its verdict comes while a start permit lasts."""
         return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
 
-    def move(self, claimed: Claimed, how: Move, where: str, leaves: bool) -> None:
+    def move(self, claimed: Claimed, event: str, where: str, leaves: bool) -> None:
         """Let one thing happen to a job that it holds.
 
         Arguments:
             leaves: its consumer forgets it then.
         """
-        job = claimed.job
-        if how is Move.ACK:
+        if event == "finish":
             self.finish(claimed)
-            self.in_flight.flush()
-        elif how is Move.REQUEUE:
+            self.driver.flush()
+        elif event in ("requeue", "close"):
             if leaves:
                 self.waits.remove(claimed)
-            self.in_flight.requeue([job], where)
-        elif how is Move.END:
-            self.in_flight.end(job)
+            getattr(self.driver, event)([claimed.job], where)
         else:
-            self.in_flight.wait(job, asks=how is Move.WAIT)
+            getattr(self.driver, event)(claimed.job)
 
     def finish(self, claimed: Claimed) -> None:
         """It is done, and settled with the next claim or flush."""
         (self.runs if claimed in self.runs else self.waits).remove(claimed)
-        self.in_flight.ack(claimed)
+        self.driver.finish(claimed)
 
     def publish_step(self, claimed: Claimed, step: bytes, number: int, queue_list: str) -> None:
         """It sends what follows it."""
         job = claimed.job
-        claim = Claim("here", self.in_flight.lists.key_of(job), job.claim_id, claimed.token)
+        claim = Claim("here", self.driver.lists.key_of(job), job.claim_id, claimed.token)
         name = f"{digest(step)}:{number}"
-        self.in_flight.lists.publish_step(name, step, [queue_list], 0, "", claim)
+        self.driver.lists.publish_step(name, step, [queue_list], 0, "", claim)
 
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""
         self.runs.remove(claimed)
-        self.in_flight.end(claimed.job)
-        self.in_flight.requeue([claimed.job])
+        self.driver.end_run(claimed.job)
+        self.driver.requeue([claimed.job])
 
     def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
         """The pool child that ran it was lost."""
         self.runs.remove(claimed)
-        self.in_flight.end(claimed.job)
-        self.cut_short.recover_or_kill(claimed.job, "pool child lost", sender, limits)
+        self.driver.end_run(claimed.job)
+        self.driver.recover_or_kill(claimed.job, "pool child lost", sender, limits)
 
     def learn(self) -> None:
         """Hear that it was taken for dead, and go on as a new owner."""
-        self.in_flight.lose_all(self.owner)
+        self.driver.learn(self.owner)
         self.unland()
         self.register()
 
     def leave(self) -> None:
         """End in order; with a late claim in its lists it is left to the reaper."""
-        self.in_flight.flush()
+        self.driver.flush()
         self.unland()
-        self.in_flight.requeue_all()
+        self.driver.leave()
         self.waits.clear()
         self.alive = False
         if self.bench.registry.leave(self.facts, 0) > 0:

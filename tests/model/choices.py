@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis.stateful import precondition
 
 from celery_superfetch.model.job import Claimed
-from celery_superfetch.owner.in_flight.jobs import State
 from model.cast import Worker
 from support.workers.bench import payload
 
@@ -34,11 +33,11 @@ def looking_alive(worker: Worker) -> bool:
 
 
 def in_doubt(worker: Worker) -> bool:
-    return worker.in_flight.doubt
+    return worker.driver.needs_reconcile
 
 
 def unsettled(worker: Worker) -> bool:
-    return worker.in_flight.jobs.counts[State.SETTLED] > 0
+    return worker.driver.settled_count > 0
 
 
 def all_settled(worker: Worker) -> bool:
@@ -47,7 +46,7 @@ def all_settled(worker: Worker) -> bool:
 
 def every(worker: Worker) -> list[Claimed]:
     """Of which the process knows, and that have not left it."""
-    return [c for c in (*worker.waits, *worker.runs) if c.job in worker.in_flight.jobs]
+    return [c for c in (*worker.waits, *worker.runs) if c.job in worker.driver]
 
 
 def running(worker: Worker) -> list[Claimed]:

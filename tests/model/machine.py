@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.owner.in_flight.jobs import MOVES, Move
 from celery_superfetch.reaper.report import Report
 from model.cast import Pass, Stage, Worker
 from model.choices import (
@@ -72,7 +71,7 @@ class Fleet(RuleBasedStateMachine):
         limits = limits_of(self.bench)
         self.limits = limits
         self.truth = Truth(self.bench.keys, self.bench.config, limits, KILLERS)
-        self.stage.truth, self.stage.lose = self.truth, False
+        self.stage.truth, self.stage.sends.lose = self.truth, False
         self.stage.requeues.clear()
         self.workers: list[Worker] = []
         self._minted = 0
@@ -148,13 +147,14 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_solitude(self, data: st.DataObject) -> None:
         """It has lasted for long enough: others may start beside the suspect."""
-        jobs = data.draw(st.sampled_from(self.solitary())).in_flight.jobs
-        self.truth.cards[jobs.alone.payload].chances += 1
+        driver = data.draw(st.sampled_from(self.solitary())).driver
+        assert driver.solo is not None
+        self.truth.cards[driver.solo.payload].chances += 1
         self.truth.notable["a solitude has its end"] += 1
-        jobs.alone = None
+        driver.end_solo()
 
     def solitary(self) -> list[Worker]:
-        return living(self, lambda worker: worker.in_flight.jobs.alone is not None)
+        return living(self, lambda worker: worker.driver.solo is not None)
 
     def suspects(self) -> list[str]:
         """Queue lists with suspects."""
@@ -170,23 +170,17 @@ class Fleet(RuleBasedStateMachine):
         waits for a slot with it may not know yet. What runs goes on when its channel is closed.
         """
         worker, claimed = self.which(data, every)
-        jobs, job = worker.in_flight.jobs, claimed.job
-        before, waits = jobs.get(job), claimed in worker.waits
-        how = data.draw(
-            st.sampled_from(
-                [
-                    move
-                    for move in Move
-                    if before in MOVES[move]
-                    and (waits or move is Move.REQUEUE)  # the other rules say how a run ends
-                ]
-            )
-        )
-        if how is Move.START:
+        driver, job = worker.driver, claimed.job
+        before, waits = driver.state(job), claimed in worker.waits
+        assert before is not None
+        # The other rules say how a run ends.
+        events = [event for event in driver.events(job) if waits or event == "close"]
+        event = data.draw(st.sampled_from(events))
+        if event == "start":
             return self._start(worker, claimed)
-        worker.move(claimed, how, where, leaves=waits and not stays)
-        assert jobs.get(job) in (MOVES[how][before], None)
-        self.notable[f"{before.name} {how.name}"] += 1
+        worker.move(claimed, event, where, leaves=waits and not stays)
+        assert driver.state(job) in (driver.state_after(before, event), None)
+        self.notable[f"{before} {event}"] += 1
 
     @some(running)
     @rule(data=st.data())
@@ -212,12 +206,12 @@ class Fleet(RuleBasedStateMachine):
         worker, claimed = self.which(data, harmless)
         worker.finish(claimed)
         if send:
-            getattr(worker.in_flight, send)()
+            getattr(worker.driver, send)()
 
     @some(unsettled)
     @rule(data=st.data())
     def flush(self, data: st.DataObject) -> None:
-        self.who(data, unsettled).in_flight.flush()
+        self.who(data, unsettled).driver.flush()
 
     @precondition(lambda self: self.stage.requeues)
     @rule(data=st.data())

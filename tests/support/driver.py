@@ -1,0 +1,357 @@
+"""The jobs in flight of one process, as tests drive and observe them.
+
+Only this file, and the few tests that ``tests/unit/project/test_driver.py`` lists, know the modules
+of ``celery_superfetch.owner.in_flight`` and what an ``Owner`` takes from them. A change to those
+changes this file, and no test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.model.job import Carried, Claimed, Job
+from celery_superfetch.model.permit import clock
+from celery_superfetch.model.strikes import Limits
+from celery_superfetch.owner.in_flight import lost_claims
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.jobs import IDLE, MOVES, RUNNING, Move, State
+from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
+from celery_superfetch.owner.in_flight.lost_runs import LostRuns
+from celery_superfetch.owner.in_flight.outbox import ACKS, LEFT_MOST
+from celery_superfetch.owner.in_flight.parking import WORTH_PARKING
+from celery_superfetch.owner.in_flight.runner import Runner
+from celery_superfetch.owner.owner import Owner
+from celery_superfetch.store.database import Database
+from celery_superfetch.store.private_lists import Claims, PrivateLists
+from support.sends import replies_lost
+
+ACKS_PER_SCRIPT = ACKS
+UNREAD_REPLIES_MAX = LEFT_MOST
+LOST_JOBS_LOGGED_MAX = LOGGED_IN_A_ROW
+PARK_MIN_S = WORTH_PARKING
+SECOND_CHECK_S = lost_claims.LATE_CLAIM
+Executor = Runner
+
+#: Event -> the move that stands for it, and the states in which it is called so. Each event is a
+#: method of `Driver`.
+EVENTS: Mapping[str, tuple[Move, Collection[State]]] = {
+    "reserve": (Move.WAIT, State),
+    "gather": (Move.GATHER, State),
+    "start": (Move.START, State),
+    "end_run": (Move.END, State),
+    "requeue": (Move.REQUEUE, IDLE),
+    "close": (Move.REQUEUE, RUNNING),
+    "finish": (Move.ACK, State),
+}
+
+
+class Driver:
+    """The jobs in flight of one process. Jobs that it contains are in flight, the oldest claim
+    first."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._lost_runs = LostRuns(in_flight)
+
+    @classmethod
+    def over(cls, database: Database) -> Driver:
+        """Return the jobs in flight of a process without an owner of its own."""
+        return cls(InFlight(database))
+
+    @classmethod
+    def of(cls, owner: Owner) -> Driver:
+        """Return the jobs in flight of an owner."""
+        return cls(owner.in_flight)
+
+    # -- what is in flight
+
+    def __contains__(self, job: object) -> bool:
+        return job in self._in_flight.jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(list(self._in_flight.jobs))
+
+    def __len__(self) -> int:
+        return len(self._in_flight.jobs)
+
+    @property
+    def lists(self) -> PrivateLists:
+        """The private lists: they number the claims of this process."""
+        return self._in_flight.lists
+
+    def state(self, job: Job) -> str | None:
+        """Return the name of a job's state; None for one that is not in flight."""
+        state = self._in_flight.jobs.get(job)
+        return None if state is None else state.name
+
+    def events(self, job: Job) -> list[str]:
+        """Return the events that change a job's state now: each is a method of this class."""
+        state = self._in_flight.jobs.get(job)
+        return [
+            event
+            for event, (move, states) in EVENTS.items()
+            if state in MOVES[move] and state in states
+        ]
+
+    def state_after(self, state: str, event: str) -> str:
+        """Return the name of the state to which an event leads from another."""
+        return MOVES[EVENTS[event][0]][State[state]].name
+
+    def is_running(self, job: Job) -> bool:
+        """Return whether the pool has a job, also one whose channel is closed."""
+        return self._in_flight.jobs.runs(job)
+
+    def may_start(self, job: Job) -> bool:
+        """Return whether a job waits to be started; False for ever once it does not."""
+        return self._in_flight.may_start(job)
+
+    @property
+    def settled_count(self) -> int:
+        """How many acks are to be sent, or have no reply yet."""
+        return self._in_flight.jobs.counts[State.SETTLED]
+
+    @property
+    def returning_count(self) -> int:
+        """How many requeues are to be sent, or have no reply yet."""
+        return self._in_flight.jobs.counts[State.RETURNING]
+
+    @property
+    def detached_count(self) -> int:
+        """How many jobs still run although their channel is closed."""
+        return self._in_flight.jobs.counts[State.OUTLIVED]
+
+    @property
+    def has_gathered(self) -> bool:
+        """Whether a consumer has jobs whose start it does not report."""
+        return self._in_flight.jobs.counts[State.GATHERED] > 0
+
+    @property
+    def solo(self) -> Job | None:
+        """The job on probation that has this process for itself."""
+        return self._in_flight.jobs.alone
+
+    @property
+    def suspect_lists(self) -> frozenset[str]:
+        """Queue lists with jobs on probation, as far as this process knows."""
+        return self._in_flight.suspects
+
+    # -- the life of a job
+
+    def claim(
+        self,
+        owner: str,
+        lists: Sequence[str],
+        most: int,
+        turn: int = 1,
+        landed: Collection[str] = (),
+        starts: int = 0,
+    ) -> Claims:
+        """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
+        return self._in_flight.claim(owner, lists, most, turn, landed, starts)
+
+    def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
+        """Claim a job on probation for a solo run."""
+        return self._in_flight.claim_alone(owner, queue_list)
+
+    def claim_suspect_alongside(self, owner: str, queue_list: str) -> Claimed | None:
+        """Claim a job on probation that need not run alone any more."""
+        return self._in_flight.claim_alongside(owner, queue_list)
+
+    def hold(self, job: Job) -> None:
+        """Add a job that the server has in the private list, as a claim would."""
+        self._in_flight.jobs.add(job)
+
+    def deliver(self, job: Job) -> None:
+        """Give a job to its consumer; until it starts, it does not count as running."""
+        self._in_flight.delivered(job)
+
+    def unrecord(self, job: Job) -> None:
+        """Clear the start record that a job got with its claim."""
+        self._in_flight.unrecord(job)
+
+    def reserve(self, job: Job) -> None:
+        """Note that the consumer of a job reports its start."""
+        self._in_flight.wait(job)
+
+    def gather(self, job: Job) -> None:
+        """Note that the consumer of a job does not report its start."""
+        self._in_flight.wait(job, asks=False)
+
+    def start(self, job: Job, *, record: bool = True) -> float:
+        """Start a job; return until when it may begin (``clock``), or 0.0 if it may not start."""
+        return self._in_flight.begin(job, record=record)
+
+    def end_run(self, job: Job) -> None:
+        """End the run of a job without an ack."""
+        self._in_flight.end(job)
+
+    def stop_run(self, job: Job) -> None:
+        """End the run of a job because its process is stopping: its requeue counts as a stop."""
+        self._in_flight.cut_short(job)
+
+    def finish(self, claimed: Claimed) -> None:
+        """Ack a job; the next send carries the ack."""
+        self._in_flight.ack(claimed)
+
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Requeue jobs that do not run, in this order."""
+        self._in_flight.requeue(jobs, where)
+
+    def close(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Close the channel of jobs: those that run continue, the others are requeued."""
+        self._in_flight.requeue(jobs, where)
+
+    def requeue_reserved(self, jobs: Iterable[Job]) -> list[Job]:
+        """Requeue those of some jobs whose consumers report starts and have not; return them."""
+        return self._in_flight.requeue_waiting(jobs)
+
+    def park(self, job: Job, due_ms: float) -> bool:
+        """Park a job that is due at a time of the server's clock; return False if it stays."""
+        return self._in_flight.park(job, due_ms)
+
+    def put_on_probation(self, job: Job) -> None:
+        """Requeue a job to wait for a solo run."""
+        self._in_flight.put_on_probation(job)
+
+    def end_solo(self) -> None:
+        """Let other jobs start alongside the one that runs alone."""
+        self._in_flight.jobs.alone = None
+
+    def run_solo(self, job: Job, seconds: float) -> None:
+        """Let a job run alone for some seconds, as if it had been on probation."""
+        self._in_flight.jobs.alone = job
+        self._in_flight.jobs.alone_until = monotonic() + seconds
+
+    # -- what is sent
+
+    def flush(self) -> None:
+        """Send what is pending and read all replies."""
+        self._in_flight.flush()
+
+    def post(self) -> None:
+        """Send what is pending; the replies are read later."""
+        self._in_flight.post()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something is pending."""
+        return self._in_flight.unsent
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether replies are to be read."""
+        return self._in_flight.unread
+
+    def release_connection(self) -> None:
+        """Give an idle connection back to its pool."""
+        self._in_flight.release_connection()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the connection is in use, or there is none."""
+        return self._in_flight._line._connection is None
+
+    @property
+    def has_late_replies(self) -> bool:
+        """Whether the replies to be read came so long ago that the connection may be lost."""
+        return self._in_flight._line.overdue
+
+    def retry_requeue_now(self, job: Job) -> None:
+        """Let the next send repeat a requeue that the server refused a moment ago."""
+        self._in_flight._returns[job] = "front", 0.0
+
+    # -- what a lost reply, a death or the end of the process does
+
+    def lose_reply(self) -> AbstractContextManager[None]:
+        """Let the server carry out what this process sends meanwhile, and lose the replies."""
+        return replies_lost()
+
+    @property
+    def needs_reconcile(self) -> bool:
+        """Whether a reply was lost: the private list may hold jobs that are not in flight here."""
+        return self._in_flight.doubt
+
+    @needs_reconcile.setter
+    def needs_reconcile(self, needed: bool) -> None:
+        self._in_flight.doubt = needed
+
+    @property
+    def is_reconcile_due(self) -> bool:
+        """Whether a reconcile is needed, or its second check is due."""
+        return self._in_flight.lost_claims.due
+
+    def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
+        """Requeue what landed and claims that are not in flight here; return how many jobs."""
+        return self._in_flight.lost_claims.reconcile(owner, lists)
+
+    def make_second_check_due(self) -> None:
+        """Let the next reconcile be the second check."""
+        self._in_flight.lost_claims._second_look = 0.0
+
+    @staticmethod
+    def second_check_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        """Change the time from a reconcile to its second check."""
+        monkeypatch.setattr(lost_claims, "LATE_CLAIM", seconds)
+
+    def forget_acks(self) -> None:
+        """Forget which claims were acked a moment ago."""
+        self._in_flight.lately.clear()
+
+    def heartbeat_confirmed(self, owner: str, ago_s: float = 0.0) -> None:
+        """Give an owner the start permit that a heartbeat some seconds ago would have given it."""
+        self._in_flight.permit.heard(owner, monotonic() - ago_s)
+
+    def learn(self, owner: str) -> None:
+        """Learn that an owner was declared dead: announce the running jobs, requeue the others."""
+        self._in_flight.lose_all(owner)
+
+    def leave(self) -> None:
+        """Requeue all jobs in flight, as at the end of the process."""
+        self._in_flight.requeue_all()
+
+    def examine_missing(self) -> None:
+        """Find out what became of jobs whose requeue found no claim."""
+        self._in_flight.lost_jobs.examine()
+
+    @property
+    def has_missing(self) -> bool:
+        """Whether such jobs are to be examined."""
+        return bool(self._in_flight.lost_jobs)
+
+    def server_restarted(self, at: float) -> None:
+        """Note that the server had restarted at a time (s since the epoch)."""
+        self._in_flight.lost_jobs.server_restarted_at = at
+
+    # -- parked jobs
+
+    def server_time_is(self, now_ms: float, due_ms: float | None = None) -> None:
+        """Note what the server's clock shows, and when the next parked job is due."""
+        self._in_flight.parking.heard(int(now_ms), due_ms, clock())
+
+    # -- jobs that end neither by an ack nor by a requeue
+
+    def recover_or_kill(
+        self, job: Job, reason: str, sender: Any, limits: Limits, **how: bool
+    ) -> DeadJob | None:
+        """Recover or dead-letter a job whose run was lost; return the dead job."""
+        return self._lost_runs.recover_or_kill(job, reason, sender, limits, **how)
+
+    def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
+        """Dead-letter a claimed job that is over a limit; return the dead job."""
+        return self._lost_runs.kill_if_over_limit(job, sender, limits)
+
+    def quarantine(self, job: Job) -> DeadJob | None:
+        """Dead-letter a payload that is no message; return the dead job."""
+        return self._lost_runs.quarantine(job)
+
+    def sent_anew(
+        self, job: Job, reason: str, sender: Any, limits: Limits, **how: Any
+    ) -> Carried | DeadJob | None:
+        """Decide on a job that Celery is about to publish again; as ``LostRuns.sent_anew``."""
+        return self._lost_runs.sent_anew(job, reason, sender, limits, **how)
