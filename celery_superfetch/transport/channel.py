@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import OperationalError
 from kombu.transport import redis
+from kombu.utils import json
 from redis import Redis
 from redis.exceptions import ConnectionError, RedisError
 
@@ -201,13 +202,13 @@ class Channel(FrugalChannel):
         """Take a message for ``basic_get(no_ack=True)``. kombu's own does not see that it was
         requeued before: the server remembers that beside the message, not in it."""
         from ..store.queues import Queues
-        from .deliveries import loads, mark_redelivered
+        from .deliveries import mark_redelivered
 
         taken = Queues(self.database).take(self._lists_of(queue), self.expires_of(queue))
         if taken is None:
             raise Empty
         payload, again = taken
-        message = loads(payload)
+        message = json.loads(payload)
         if again:
             mark_redelivered(message)
         return message

@@ -28,7 +28,6 @@ from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
 from ..store.wire.scripts import read_all
 from ..store.wire.server import check_platform, check_server, tried_again
-from ..transport.deliveries import read_json_by_ours
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
@@ -58,7 +57,6 @@ class Maintenance(bootsteps.StartStopStep):
         if not issubclass(worker.app.connection_for_read().get_transport_cls(), Transport):
             self.enabled = False  # and none of our options is read: they may be the other broker's
             return
-        read_json_by_ours()  # before the pool forks
         read_all()
         escape_names_in_celerys_logs()
         self.pid = os.getpid()

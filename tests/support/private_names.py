@@ -232,7 +232,6 @@ celery
 kombu
     connect from the app's own pool: connection:Connection._info(resolve=)
     let greenlets run while it waits for the broker: utils.functional:sleep
-    read bodies quickly: serialization:registry._decoders.get(key) utils.json:object_hook(dct)
 """)
 
 #: What a worker with a pool of processes needs as well.
