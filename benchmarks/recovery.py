@@ -39,7 +39,6 @@ from sent import watch_sent
 
 from celery_superfetch.model.config import DEFAULTS
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import digest
 from celery_superfetch.store.wire.clients import run_id
 from support.servers.server import Server
 from support.servers.work import noted
@@ -102,18 +101,8 @@ def jobs_of(count: int, size: int, name: str = "id") -> list[bytes]:
     return [payload(f"{name}-{n}", padding=padding) for n in range(count)]
 
 
-def give(
-    contender: str, bench: Bench, owner: Facts, jobs: Sequence[bytes], running: int = 0
-) -> None:
-    """Jobs that an owner has claimed, the last of which it runs; in the form of the other checkout,
-    where that has lists of bytes (schema 1)."""
-    if contender == BEFORE:
-        private, *_ = bench.keys.first_schema(owner.owner, "mail")
-        for at in range(0, len(jobs), 100):
-            bench.client.lpush(private, *jobs[at : at + 100])
-        for number, raw in enumerate(jobs[len(jobs) - running :]):
-            bench.client.hset(f"superfetch:running:{owner.owner}", str(number), digest(raw))
-        return
+def give(bench: Bench, owner: Facts, jobs: Sequence[bytes], running: int = 0) -> None:
+    """Let an owner have claimed some jobs, and run the last of them."""
     given = bench.give(owner.owner, "mail", jobs)
     for job in given[len(given) - running :]:
         bench.run_one(job)
@@ -139,7 +128,7 @@ def one_owner(
     """An owner of this host died with these jobs."""
     client = _empty(server)
     bench = Bench(client)
-    give(contender, bench, bench.dead_owner(), jobs, running=4)
+    give(bench, bench.dead_owner(), jobs, running=4)
     bench.push("mail", *[b"backlog"] * backlog)
     reaper = reaper_of(contender, bench)
     with watched(client) as taken:
@@ -183,7 +172,7 @@ def many_owners(
     gone = {"run_id": run_id(client), "connections": (1 << 40,)}
     for n in range(dead):
         made = hasty.owner(elsewhere(f"gone-{n}", n + 1), **gone) if remote else bench.dead_owner()
-        give(contender, bench, made, jobs_of(jobs, 300, f"owner-{n}"))
+        give(bench, made, jobs_of(jobs, 300, f"owner-{n}"))
     reaper = reaper_of(contender, bench)
     if remote:
         for _ in range(2):

@@ -130,9 +130,6 @@ class Drain:
         if report.dry_run:
             report.queues.update(Holdings(self.reaper.database).of([owner])[owner].lists)
             return
-        of_first_schema = self.reaper.first_schema.requeue(facts)
-        report.queues += of_first_schema
-        self._count_moved(of_first_schema.total())
         for queue_list, expires in facts.lists.items():
             if landed := self.lists.unland(owner, {queue_list: expires}):
                 report.queues[queue_list] += landed

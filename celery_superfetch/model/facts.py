@@ -25,7 +25,7 @@ OTHERS = (
     "started_jobs",
     "stopping_since",
 )
-SCHEMA = "2"  # of our data; 1 had a private list for each queue list, and no names of claims
+SCHEMA = "2"  # of the layout of the data in Redis (docs/reference/redis_data.md)
 HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
 STOPPING = "stopping"  # state of an owner that was told to stop
 SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks

@@ -23,12 +23,12 @@ from ..signals import ReapedOwner, owner_reaped
 from ..store.counters import Notice, Outcome
 from ..store.database import Database, Structure
 from ..store.dead_set import DeadSet
-from ..store.first_schema import FirstSchema
 from ..store.history import MOST, History
 from ..store.holdings import Holdings
 from ..store.keyspace import Keyspace
 from ..store.private_lists import PrivateLists
 from ..store.registry import Registry
+from ..store.wire.server import warn_once
 from .evidence import judge_all
 from .judge import Judge, ask, tell
 from .report import Report
@@ -80,7 +80,6 @@ class Reaper(Structure):
         self.judge = Judge(database)
         self.limits = limits or Limits.of(self.config)
         self.history = History(database)
-        self.first_schema = FirstSchema(database)
         self.notice = notice
         self.sender = sender
         self.silence = silence
@@ -104,9 +103,8 @@ class Reaper(Structure):
         report.owners = len(verdicts)
         report.lists.update(*(facts.lists for facts, _, _ in verdicts))
         for facts, score, verdict in verdicts:
-            if not verdict.dead:
-                self.first_schema.meet(facts)
-            else:
+            _check_schema(facts)
+            if verdict.dead:
                 with report.surviving(f"owner {facts.owner}"):
                     if death := (yield from self._reap_owner(facts, score, verdict, report)):
                         self.deaths.append((monotonic(), death))
@@ -183,7 +181,7 @@ class Reaper(Structure):
                 continue
             with report.surviving(f"tombstone of {owner}"):
                 full = held[owner].in_flight
-                if full or facts.schema != SCHEMA:
+                if full:
                     yield from self.drain_in_steps(facts, "its owner was reaped", report)
                     full = holdings.of([owner])[owner].in_flight
                 if now > tombstones[owner] and not full:
@@ -203,8 +201,6 @@ class Reaper(Structure):
 
     def _drain(self, facts: Facts, reason: str, report: Report) -> Steps[list[str]]:
         owner, titles = facts.owner, list[str]()
-        with report.surviving(f"what {owner} kept in the form of schema 1"):
-            report.recovered += self.first_schema.requeue(facts).total()
         self._unland(facts, report)
         held = self.lists.held(owner)
         hung, stopping = facts.was == HUNG, facts.was == STOPPING
@@ -299,3 +295,13 @@ class Reaper(Structure):
         report.recovered += 1
         if recovery.probation:
             report.probation.add(recovery.job.queue_list)
+
+
+def _check_schema(facts: Facts) -> None:
+    """Warn once about an owner whose data another version of this package may not read."""
+    if facts.schema != SCHEMA:
+        warn_once(
+            f"Owner {facts.owner} registered data of schema {facts.schema[:20]}; this version "
+            f"reads schema {SCHEMA}. Jobs that it holds in another form are not recovered: empty "
+            "the database with the version that wrote it."
+        )

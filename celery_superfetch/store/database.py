@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NAME_MAX_CHARS = 200  # of a task that has counters of its own
-BATCH = 50  # jobs moved in one round trip by plain commands
 
 
 class Database:
@@ -91,11 +90,3 @@ class Structure:
             for command in commands:
                 pipe.execute_command(*command)
             return list(pipe.execute(raise_on_error=not errors))
-
-    def _put_back(self, source: str, queue: str) -> int:
-        """Move a list to the front of a queue, some jobs in a round trip; how many there were."""
-        size = int(self.client.llen(source))
-        # From the newest to the oldest, each in front of the one before.
-        for some in chunks([("LMOVE", source, queue, "LEFT", "RIGHT")] * size, BATCH):
-            self._at_once(some)
-        return size

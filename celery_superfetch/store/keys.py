@@ -55,12 +55,6 @@ class Keys:
     def facts(self, owner: str) -> str:
         return f"{self._own}owner:{owner}"  # HASH of what an owner registered, or a tombstone
 
-    def first_schema(self, owner: str, queue_list: str) -> tuple[str, str, str]:
-        """Of version 1 of our data: a LIST of payloads, newest first, a HASH of those with an ETA,
-        and the queue that they go to."""
-        private, held = (f"{self._own}{k}:{owner}:{queue_list}" for k in ("private", "held"))
-        return private, held, self.queue(queue_list)
-
     def probation(self, queue_list: str) -> str:
         return f"{self._own}probation:{queue_list}"  # LIST of payloads: suspects
 

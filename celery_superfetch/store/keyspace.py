@@ -48,7 +48,7 @@ class Keyspace(Structure):
         holding = [
             (kind, key)
             for key, kind, _, queue_list in parsed
-            if kind in JOBS and not (kind == "private:" and queue_list)  # that is of schema 1
+            if kind in JOBS and not (kind == "private:" and queue_list)  # no HASH of claims
         ]
         sizes = self._at_once((JOBS[kind], key) for kind, key in holding)
         jobs: Counter[str] = Counter()

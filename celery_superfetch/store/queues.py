@@ -9,12 +9,13 @@ from typing import NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.job import digest
-from .database import Structure
+from .database import Structure, chunks
 
 CHUNK = 100  # queue lists of one script
 #: Bytes of messages that one script reads at most, but for the last: while it runs, the server
 #: answers no other client.
 ROOM = 1024 * 1024
+MOVED_AT_ONCE = 50  # suspects that one round trip moves
 NOTED = 86400  # seconds, as a pass keeps its notes
 
 
@@ -151,5 +152,11 @@ class Suspects(Structure):
         return Room(answer < 0, answer > 0, bool(alongside))
 
     def requeue(self, queue_list: str) -> int:
-        """Move those from a queue list to its front; their number."""
-        return self._put_back(self.keys.probation(queue_list), self.keys.queue(queue_list))
+        """Move the suspects of a queue list to its front; return how many there were. If the caller
+        crashes midway, each job is in one of the two lists, and a second call moves the rest."""
+        suspects, queue = self.keys.probation(queue_list), self.keys.queue(queue_list)
+        size = self.size(queue_list)
+        # From the newest to the oldest, each in front of the one before.
+        for commands in chunks([("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, MOVED_AT_ONCE):
+            self._at_once(commands)
+        return size

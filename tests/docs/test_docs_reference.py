@@ -19,8 +19,8 @@ from support.house import HERE
 
 #: What a key is made of -> as the page writes it.
 WRITTEN = {"app_name": "<app>", "queue_list": "<queue list>"}
-#: What ``Keys`` has beside keys; those of the first schema have no row, since nobody writes them.
-NO_KEYS = {"prefix", "pattern", "parse", "first_schema"}
+#: What ``Keys`` has beside keys.
+NO_KEYS = {"prefix", "pattern", "parse"}
 
 
 def page(name: str) -> str:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
 
+import pytest
 import redis
 from celery.utils.dispatch import Signal
 
@@ -253,3 +254,15 @@ def test_the_digest_of_a_job_is_its_name_for_ever(bench):
     counters = bench.counters(raw)
     assert (counters.strikes, counters.recoveries, len(counters.history)) == (2, 2, 2)
     assert bench.client.exists(bench.keys.recoveries(digest(raw)))
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_owner_of_another_schema_is_named_once(bench, caplog, alive):
+    owner = bench.owner() if alive else bench.dead_owner(jobs(2))
+    bench.client.hset(bench.keys.facts(owner.owner), "schema", "1")
+    for _ in range(2):
+        bench.reaper().reap()
+    said = [message for message in caplog.messages if "registered data of schema 1" in message]
+    assert len(said) == 1
+    assert f"Owner {owner.owner} " in said[0]
+    assert len(bench.queue()) == (0 if alive else 2), "what can be read is recovered"

@@ -14,7 +14,7 @@ ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "
 
 
 #: Methods that look at a key and make none; and of what is only emptied.
-NO_KEYS = {"prefix", "pattern", "parse", "first_schema"}
+NO_KEYS = {"prefix", "pattern", "parse"}
 
 
 def every_key(keys: Keys) -> dict[str, str]:
@@ -51,13 +51,6 @@ def test_only_the_queues_own_key_is_outside_our_name_space():
 def test_no_two_keys_are_the_same():
     made = list(every_key(Keys()).values())
     assert len(set(made)) == len(made)
-
-
-@pytest.mark.parametrize("prefix", ["", "shop:"])
-def test_keys_of_the_first_schema_are_those_that_it_had(prefix):
-    owned = "private:h|1|n:a:b", "held:h|1|n:a:b"
-    keys = (*(f"{prefix}superfetch:{name}" for name in owned), f"{prefix}a:b")
-    assert Keys(prefix).first_schema("h|1|n", "a:b") == keys
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b["])
