@@ -50,10 +50,6 @@ class Claims(NamedTuple):
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
         return len(self.jobs) < most and size < CLAIM_BYTES
 
-    def reach(self, order: Sequence[str]) -> int:
-        """How many of the lists it would have been enough to name."""
-        return 1 + max(map(order.index, {claimed.job.queue_list for claimed in self.jobs}))
-
 
 class Held(NamedTuple):
     """What an owner holds, by claim ids."""

@@ -157,11 +157,10 @@ class Fetch:
         others = backlog.lift()
         landed = others.pop(name, [])
         most = credit + len(landed)
-        reach = None if landed else self.lists.reach(credit)
         if dry := self.reads.dry:  # these jobs came alone
             order, turn = landed, 0
         else:
-            order, turn = self.lists.order(reach), self.lists.equals
+            order, turn = self.lists.order(), self.lists.equals
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
             claims = self.owner.claim(order, most, turn, landed, starts)
@@ -180,14 +179,7 @@ class Fetch:
         for claimed in claims.jobs:
             self.lists.served(claimed.job.queue_list)
         self._next_look = now + POLL_INTERVAL
-        short = claims.fell_short(most)
-        self.reads.dry = short and reach is None
-        if short:
-            self.lists.filled_by(None)
-            if reach is not None:
-                self._claim(min(most - len(claims.jobs), self.channel.qos.credit()), now)
-        elif claims.jobs:
-            self.lists.filled_by(claims.reach(order))
+        self.reads.dry = claims.fell_short(most)
 
     def _is_ours(self, job: Job) -> bool:
         """False where its owner is none any more, and it goes back; nobody here has started it."""

@@ -1,18 +1,12 @@
-"""The queue lists of a channel: which, in which order, and how many of them a claim has to name."""
+"""The queue lists of a channel, and the order in which its next claim looks at them."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 
 from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
 
 POLL_INTERVAL = 1.0  # seconds between two looks at what nobody tells of
-
-#: Claims in a row that were filled from the first few lists before one names only those. Naming 80
-#: costs half as much as a claim more, which is what it takes to find that they are dry.
-ALIKE = 4
 
 
 class QueueLists:
@@ -24,8 +18,6 @@ class QueueLists:
         self._queue_of: dict[str, str] = {}
         self.names: list[str] = []  # those for the urgent first
         self.expires: dict[str, int] = {}  # of each list (ms); 0 for none
-        #: How many of the lists it would have been enough to name, for each of the last claims.
-        self._reaches: deque[int] = deque(maxlen=ALIKE)
 
     def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
         """Claim from these queues: each with its lists, that for the urgent first."""
@@ -43,10 +35,9 @@ class QueueLists:
         """How many neighbours in the order of claiming are equals: all, by kombu's default."""
         return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
 
-    def order(self, most: int | None) -> list[str]:
-        """The first few lists in the order of claiming; all without ``most``."""
-        queues = self._cycle.consume(len(self._of_queue))
-        return list(islice(self._urgent_first(queues), most))
+    def order(self) -> list[str]:
+        """Return all lists in the order of claiming: the urgent ones of each queue first."""
+        return list(self._urgent_first(self._cycle.consume(len(self._of_queue))))
 
     def _urgent_first(self, queues: Iterable[str]) -> Iterator[str]:
         for step in range(len(next(iter(self._of_queue.values()), ()))):
@@ -56,18 +47,3 @@ class QueueLists:
     def served(self, queue_list: str) -> None:
         """Let the next claim begin with another queue."""
         self._cycle.rotate(self._queue_of[queue_list])
-
-    def reach(self, credit: int) -> int | None:
-        """How many of the lists the next claim names; None for all."""
-        if len(self._reaches) < ALIKE:
-            return None
-        reach, equals = max(self._reaches), 1 if credit == 1 else self.equals
-        reach += -reach % equals
-        return reach if reach < len(self.names) else None
-
-    def filled_by(self, reach: int | None) -> None:
-        """Note that the first few were enough for a claim; None: they were not."""
-        if reach is None:
-            self._reaches.clear()
-        else:
-            self._reaches.append(reach)
