@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.owner.in_flight.lost_claims import LATE_CLAIM
+from support.driver import SECOND_CHECK_S
 from support.servers.faults import kill_connections
 from support.waiting import always, eventually
 from support.workers.load import Load
@@ -48,7 +48,7 @@ def test_what_celery_cancels_at_a_connection_loss_is_requeued_once(make_fleet):
     # The last cut may come when it has written its end and is not acked yet.
     assert all(len(finishes[job]) <= 2 for job in expected), "cut short, then run"
     # A claim that came behind the first look for lost replies is found by the second.
-    eventually(fleet.at_rest, LATE_CLAIM + 20)
+    eventually(fleet.at_rest, SECOND_CHECK_S + 20)
 
 
 @pytest.mark.parametrize("without", ["", "settling"])

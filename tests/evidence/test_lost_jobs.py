@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
+from support.driver import LOST_JOBS_LOGGED_MAX
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.server import Server
@@ -142,7 +142,7 @@ def test_a_server_that_lost_only_what_waited_is_no_server_that_is_well(make, cod
 
 def test_a_worker_that_stops_names_what_is_gone_from_its_private_list(make, ledger):
     """It would have said that the jobs are back on their queues."""
-    count = LOGGED_IN_A_ROW + 10
+    count = LOST_JOBS_LOGGED_MAX + 10
     bench = make(count=count)
     bench.db.client.delete(f"superfetch:private:{bench.owner}")
     bench.worker.term()
@@ -150,7 +150,7 @@ def test_a_worker_that_stops_names_what_is_gone_from_its_private_list(make, ledg
     ledger.release()
     assert bench.worker.wait_exit() == 0
     assert {*bench.lost()} < {*bench.ids}
-    assert len(bench.lost()) == LOGGED_IN_A_ROW
+    assert len(bench.lost()) == LOST_JOBS_LOGGED_MAX
     assert "10 more jobs are lost in the same way (shop.note: 10)" in bench.worker.log()
     assert bench.worker.log().count("Lost ownership of job shop.hold") == 1, "it ran, and is named"
     assert ledger.runs() == {"running": 1}

@@ -1,8 +1,8 @@
 """The jobs in flight of one process, as tests drive and observe them.
 
-Only this file, and the few tests that ``tests/unit/project/test_driver.py`` lists, know the modules
-of ``celery_superfetch.owner.in_flight`` and what an ``Owner`` takes from them. A change to those
-changes this file, and no test.
+Only this file, ``interventions.py`` and the direct unit tests that
+``tests/unit/project/test_driver.py`` lists know ``celery_superfetch.owner.in_flight`` and what an
+``Owner`` takes from it. A change to those changes these files, and no other test.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import Carried, Claimed, Job
@@ -30,6 +28,9 @@ from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.private_lists import Claims, PrivateLists
 from support.sends import replies_lost
+
+if TYPE_CHECKING:
+    import pytest  # a worker that imports this file has none
 
 ACKS_PER_SCRIPT = ACKS
 UNREAD_REPLIES_MAX = LEFT_MOST
@@ -107,6 +108,10 @@ class Driver:
         """Return whether the pool has a job, also one whose channel is closed."""
         return self._in_flight.jobs.runs(job)
 
+    def is_reserved(self, job: Job) -> bool:
+        """Return whether the consumer of a job will report its start, and has not."""
+        return self._in_flight.jobs.get(job) is State.WAITING
+
     def may_start(self, job: Job) -> bool:
         """Return whether a job waits to be started; False for ever once it does not."""
         return self._in_flight.may_start(job)
@@ -135,6 +140,16 @@ class Driver:
     def solo(self) -> Job | None:
         """The job on probation that has this process for itself."""
         return self._in_flight.jobs.alone
+
+    @property
+    def expires_ms_by_list(self) -> Mapping[str, int]:
+        """Queue lists that this process has claimed from, and when they expire."""
+        return self._in_flight.expires
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock that each change of what is in flight takes."""
+        return self._in_flight.lock
 
     @property
     def suspect_lists(self) -> frozenset[str]:

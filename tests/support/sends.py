@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 import redis
 
 from celery_superfetch.store.wire.scripts import Call, Line
+
+if TYPE_CHECKING:
+    import pytest  # a worker that imports this file has none
 
 REPLY_LOST = "the reply was lost"
 
@@ -79,6 +81,8 @@ def replies_lost() -> Iterator[None]:
         exchange(line, calls, **options)
         raise redis.ConnectionError(REPLY_LOST)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Line, "exchange", exchange_in_vain)
+    Line.exchange = exchange_in_vain
+    try:
         yield
+    finally:
+        Line.exchange = exchange

@@ -82,7 +82,7 @@ def stopping_for_long(on: Situation) -> None:
 
 def lost_jobs(on: Situation) -> None:
     make_well(on.bench)
-    on.bench.in_flight.history.lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
+    on.bench.history.lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
 
 
 def flushed(on: Situation) -> None:
@@ -90,7 +90,7 @@ def flushed(on: Situation) -> None:
     on.waiting()
     on.server.client().flushall()
     make_well(on.bench)
-    on.bench.in_flight.history.lost_data()
+    on.bench.history.lost_data()
 
 
 def restored(on: Situation) -> None:

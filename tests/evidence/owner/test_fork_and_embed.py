@@ -14,9 +14,9 @@ import pytest
 from redis.connection import parse_url
 
 from celery_superfetch.owner.here import owner_for, owners_here
-from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
+from support.driver import Executor
 from support.hosts import Host
 from support.process import Process
 from support.waiting import always, eventually
@@ -163,7 +163,7 @@ def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(program):
 def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(url, make_bench):
     """F3. Two workers in one process, of the same app or of another, and a plain consumer."""
     params, config = parse_url(url), make_bench().config
-    first, second, runners = object(), object(), (Runner(), Runner(), Runner())
+    first, second, runners = object(), object(), (Executor(), Executor(), Executor())
     for runner, worker in zip(runners, (first, second, object()), strict=True):
         runner.worker = worker
     one, two = (owner_for(params, config, runner=runner) for runner in runners[:2])

@@ -17,6 +17,7 @@ from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
 from celery_superfetch.store.wire.connections import Sentinels, following, place_of
 from celery_superfetch.store.wire.server import check_server
+from support.driver import Driver
 from support.process import Process
 from support.servers.database import Database
 from support.servers.sentinel import NAME, Replicated, SentinelGroup
@@ -155,12 +156,12 @@ def test_a_heart_that_connects_anew_doubts_what_it_was_told(fresh_server, bench,
     membership = Owner(params, bench.config)
     membership.join(1, {"mail": 0})
     membership.heartbeat()
-    assert not membership.in_flight.doubt
+    assert not Driver.of(membership).needs_reconcile
     heart = membership.heart.registry.client.connection
     assert heart is not None
     heart.disconnect()
     membership.heartbeat()
-    assert membership.in_flight.doubt != known
+    assert Driver.of(membership).needs_reconcile != known
     membership.leave_for_good()
 
 
@@ -202,7 +203,7 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
             membership.heartbeat()
             with pytest.raises(redis.exceptions.ConnectionError, match="another primary"):
                 run_id(membership.client)
-            assert membership.in_flight.doubt
+            assert Driver.of(membership).needs_reconcile
         there = str(server.client().info("server")["run_id"])
         assert run_id(membership.client) == there, "others are refused until the heart has come"
         eventually(lambda there=there: heart.facts.run_id == there)
@@ -235,5 +236,5 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
     assert membership.heart.params["port"] == replica.port
     assert membership.heartbeat().status == "ok"
     assert membership.name == owner
-    assert membership.in_flight.doubt, "what is in flight has to be compared"
+    assert Driver.of(membership).needs_reconcile, "what is in flight has to be compared"
     membership.leave_for_good()

@@ -19,6 +19,7 @@ from celery_superfetch.owner.owner import Owner
 from celery_superfetch.worker import maintenance
 from celery_superfetch.worker.maintenance import MaintenanceThread, Rounds
 from celery_superfetch.worker.run_counts import RunCounts
+from support.driver import Driver
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -41,11 +42,11 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(beside, client):
     bench = Bench(client)
     bench.push("mail", payload("1"))
     [claimed] = membership.claim(["mail"], 1, 1).jobs
-    membership.in_flight.wait(claimed.job)
+    Driver.of(membership).reserve(claimed.job)
     dead = bench.dead_owner([payload("2", "other")], queue="other")
     Rounds(app, membership).go(monotonic())
     assert not bench.registry.owners().get(dead.owner), "it was reaped"
-    assert [*membership.in_flight.jobs] == [claimed.job]
+    assert [*Driver.of(membership)] == [claimed.job]
 
 
 def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):
@@ -53,7 +54,7 @@ def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):
     app = celery_superfetch.install(Celery("shop", broker=server.url(), set_as_current=False))
     owner = Owner(parse_url(server.url()), config_of(app))
     owner.join(1, {"mail": 0})
-    counts = owner.in_flight.runner.run_counts = RunCounts()
+    counts = owner.runner.run_counts = RunCounts()
     counts.note("mail", "shop.note", None, 0.1)
     bench = Bench(server.client())
     dead = bench.dead_owner([payload("1", "other")], queue="other")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.owner.owner import Owner
 from support.workers.bench import Bench
 
@@ -45,22 +43,16 @@ def member(make: Callable[..., Owner]) -> Owner:
 @pytest.fixture
 def owner(bench: Bench, owner: Facts) -> Facts:
     """And heard just now."""
-    bench.in_flight.permit.heard(owner.owner, monotonic())
+    bench.driver.heartbeat_confirmed(owner.owner)
     return owner
 
 
 @pytest.fixture
-def cut_short(bench: Bench) -> LostRuns:
-    """What decides on jobs that lost their run."""
-    return LostRuns(bench.in_flight)
-
-
-@pytest.fixture
-def lose(bench: Bench, cut_short: LostRuns) -> Callable[..., DeadJob | None]:
+def lose(bench: Bench) -> Callable[..., DeadJob | None]:
     """`lose(job)`: its pool child is lost; the dead job, if that is its end."""
     limits = Limits.of(bench.config)
 
     def recover_or_kill(job: Job, sender: str = "nobody's", **how: Any) -> DeadJob | None:
-        return cut_short.recover_or_kill(job, "pool child lost", sender, limits, **how)
+        return bench.driver.recover_or_kill(job, "pool child lost", sender, limits, **how)
 
     return recover_or_kill

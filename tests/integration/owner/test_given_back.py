@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from celery_superfetch.owner.in_flight.jobs import State
 from support.workers.bench import payload
 
 ONE, TWO, THREE = payload(1), payload(2), payload(3)
@@ -11,22 +10,22 @@ ONE, TWO, THREE = payload(1), payload(2), payload(3)
 def test_a_job_that_was_handed_over_is_not_given_back(bench, owner):
     [one] = bench.take(owner, ONE)
     assert bench.hand_over(one)
-    bench.in_flight.requeue([one.job])
+    bench.driver.close([one.job])
     assert (bench.queue(), bench.private(owner)) == ([], [ONE])
-    assert bench.in_flight.jobs.get(one.job) is State.OUTLIVED, "it counts against the prefetch"
-    bench.in_flight.ack(one)
-    bench.in_flight.flush()
+    assert bench.driver.detached_count == 1, "it counts against the prefetch"
+    bench.driver.finish(one)
+    bench.driver.flush()
     assert bench.private(owner) == []
     assert bench.recorded(owner) == []
-    assert not bench.in_flight.jobs.counts[State.OUTLIVED]
+    assert not bench.driver.detached_count
 
 
 def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(bench, owner):
     """Which is right, too, for one that its pool says that it has forgotten."""
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
-    bench.in_flight.end(one.job)
-    bench.in_flight.requeue([one.job])
+    bench.driver.end_run(one.job)
+    bench.driver.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
     assert bench.recorded(owner) == []
 
@@ -34,7 +33,7 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(bench, owner)
 def test_a_job_that_was_given_back_does_not_start(bench, owner):
     """Claimed again by the same owner: the first delivery is still the wrong one to run."""
     [one] = bench.take(owner, ONE)
-    bench.in_flight.requeue([one.job])
+    bench.driver.requeue([one.job])
     [again] = bench.take(owner)
     assert bench.hand_over(one) == 0
     assert bench.hand_over(again)
@@ -43,7 +42,7 @@ def test_a_job_that_was_given_back_does_not_start(bench, owner):
 def test_nor_does_one_that_cannot_be_given_back_yet(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.client.set("mail", "no queue")
-    bench.in_flight.requeue([one.job])
+    bench.driver.requeue([one.job])
     assert bench.private(owner) == [ONE]
     assert bench.hand_over(one) == 0
 
@@ -52,16 +51,16 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(bench, owner):
     """Whoever runs jobs as they come may have begun."""
     one, two, three = bench.take(owner, ONE, TWO, THREE)
     for claimed in (two, three):
-        bench.in_flight.wait(claimed.job)
+        bench.driver.reserve(claimed.job)
     bench.hand_over(three)
-    assert bench.in_flight.requeue_waiting([three.job, two.job, one.job]) == [two.job]
+    assert bench.driver.requeue_reserved([three.job, two.job, one.job]) == [two.job]
     assert bench.queue() == [TWO]
 
 
 def test_at_the_end_all_are_given_back(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
-    bench.in_flight.requeue_all()
+    bench.driver.leave()
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
 
 
@@ -69,17 +68,17 @@ def test_of_some_that_are_given_back_those_go_that_are_there(bench, owner):
     """An operator has killed one, say; the same bytes under another claim are another job."""
     one, two, same = bench.take(owner, ONE, TWO, ONE)
     bench.client.hdel(bench.keys.private(owner.owner), one.job.claim_id)
-    bench.in_flight.requeue([two.job, one.job])
+    bench.driver.requeue([two.job, one.job])
     assert bench.queue() == [TWO]
     assert bench.held(owner) == [same.job]
-    assert [*bench.in_flight.jobs] == [same.job]
+    assert [*bench.driver] == [same.job]
 
 
 def test_what_a_return_leaves_in_redis_is_bounded(bench, owner):
     """C3. However many are given back, nothing is kept of each that somebody has to remove."""
     kept = []
     for _ in range(20):
-        bench.in_flight.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
+        bench.driver.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
         bench.client.delete("mail")
         kept.append((bench.key_names(), bench.client.hlen(bench.keys.facts(owner.owner))))
     assert kept[0] == kept[-1]

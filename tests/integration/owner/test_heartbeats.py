@@ -12,6 +12,7 @@ import redis
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.clients import run_id
 from celery_superfetch.store.wire.scripts import source
+from support.driver import Driver
 from support.servers.faults import script
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere
@@ -51,7 +52,7 @@ def test_the_heart_takes_nobodys_lock(make, proxy, bench):
         before = bench.score(membership)
         eventually(lambda: bench.score(membership) > before + 300, 5)
 
-    with membership._lock, membership.in_flight.lock:
+    with membership._lock, Driver.of(membership).lock:
         is_heard()
         proxy.refuse()
         proxy.cut()

@@ -11,8 +11,8 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, digest
-from celery_superfetch.owner.in_flight.outbox import ACKS
 from celery_superfetch.store.private_lists import WAITS
+from support.driver import ACKS_PER_SCRIPT
 from support.servers.commands import calls
 from support.servers.faults import another_type
 from support.waiting import eventually
@@ -26,34 +26,34 @@ def owner(bench: Bench) -> Facts:
 
 def test_a_claimed_job_is_held_until_it_is_settled(bench, owner):
     [claimed] = bench.take(owner, payload(1))
-    held = bench.in_flight
-    assert claimed.job in held.jobs
-    assert len(held.jobs) == 1
-    held.ack(claimed)
+    held = bench.driver
+    assert claimed.job in held
+    assert len(held) == 1
+    held.finish(claimed)
     assert bench.private(owner) == [payload(1)], "it waits for the end of the turn"
     assert settling(held) == (1, 0)
     held.flush()
     assert bench.private(owner) == []
-    assert (len(held.jobs), claimed.job in held.jobs) == (0, False)
+    assert (len(held), claimed.job in held) == (0, False)
 
 
 def test_acks_travel_with_the_next_claim(bench, owner):
     first = bench.take(owner, payload(1), payload(2))
     for claimed in first:
-        bench.in_flight.ack(claimed)
+        bench.driver.finish(claimed)
     [next_one] = bench.take(owner, payload(3))
     assert bench.private(owner) == [payload(3)]
-    assert next_one.job in bench.in_flight.jobs
-    assert settling(bench.in_flight) == (0, 0)
+    assert next_one.job in bench.driver
+    assert settling(bench.driver) == (0, 0)
 
 
 def test_two_equal_payloads_are_two_jobs(bench, owner):
     same, other = bench.take(owner, payload(1), payload(1))
-    assert len(bench.in_flight.jobs) == 2
-    bench.in_flight.ack(same)
-    bench.in_flight.flush()
-    assert same.job not in bench.in_flight.jobs
-    assert other.job in bench.in_flight.jobs
+    assert len(bench.driver) == 2
+    bench.driver.finish(same)
+    bench.driver.flush()
+    assert same.job not in bench.driver
+    assert other.job in bench.driver
     assert bench.held(owner) == [other.job]
 
 
@@ -70,11 +70,11 @@ def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lo
     gone = {"plain": plain, "counted": counted}[taken].job
     bench.client.hdel(bench.keys.private(owner.owner), gone.claim_id, WAITS + gone.claim_id)
     for claimed in (plain, counted):
-        bench.in_flight.ack(claimed)
-    bench.in_flight.flush()
+        bench.driver.finish(claimed)
+    bench.driver.flush()
     assert lost == [lost_job(gone)]
     assert f"Lost ownership of job {gone.title}" in caplog.text
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
     assert bench.client.exists(counters) == (taken == "counted")
 
 
@@ -83,7 +83,7 @@ def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench, owner):
     [one] = bench.take(owner, payload(1))
     unknown = one.job._replace(claim_id="ff:mail")
     assert bench.run(bench.lists.requeue([unknown], "front", 0)) == [1]
-    bench.run(bench.in_flight.parked.park({unknown: 1}))
+    bench.run(bench.parked.park({unknown: 1}))
     assert bench.run(bench.lists.ack(owner.owner, [Claimed(unknown)], [unknown])) == [1]
     assert bench.client.hgetall(bench.keys.private(owner.owner)) == {
         one.job.claim_id.encode(): payload(1),
@@ -97,21 +97,21 @@ def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench, owner):
     raws = [payload(n) for n in range(100)]
     jobs = [claimed.job for claimed in bench.take(owner, *raws)]
     bench.push("mail", b"backlog")
-    bench.in_flight.requeue(reversed(jobs))
+    bench.driver.requeue(reversed(jobs))
     assert bench.queue() == [*raws, b"backlog"]
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
 
 
 def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):
     done, open_ = bench.take(owner, payload("done"), payload("open"))
-    bench.in_flight.ack(done)
-    bench.in_flight.requeue_all()
-    bench.in_flight.requeue([done.job])
-    bench.in_flight.flush()
+    bench.driver.finish(done)
+    bench.driver.leave()
+    bench.driver.requeue([done.job])
+    bench.driver.flush()
     assert bench.queue() == [payload("open")]
     assert bench.private(owner) == []
     assert lost == []
-    assert open_.job not in bench.in_flight.jobs
+    assert open_.job not in bench.driver
 
 
 def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner, caplog):
@@ -119,12 +119,12 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner, c
     [stuck] = bench.take(owner, payload("stuck"), queue="slow")
     [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
-    bench.in_flight.requeue([stuck.job])
+    bench.driver.requeue([stuck.job])
     assert bench.private(owner, "slow") == [payload("stuck")]
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert caplog.text.count("1 jobs could not be given back") == 1, "it is not asked again at once"
 
-    bench.in_flight.ack(other)
+    bench.driver.finish(other)
     [claimed] = bench.take(owner, payload("new"))
     assert claimed.job.payload == payload("new")
     assert bench.private(owner) == [payload("new")], "and the ack went out"
@@ -132,7 +132,7 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner, c
     bench.client.delete("slow")
 
     def given_back() -> bool:
-        bench.in_flight.flush()
+        bench.driver.flush()
         return bench.queue("slow") == [payload("stuck")]
 
     eventually(given_back, 10, message="given back when the key is mended")
@@ -142,30 +142,30 @@ def test_a_broken_queue_does_not_delay_the_returns_of_others(bench, owner):
     [stuck] = bench.take(owner, payload("stuck"), queue="slow")
     [other] = bench.take(owner, payload("other"))
     bench.client.set("slow", "a text")
-    bench.in_flight.requeue([stuck.job])
-    bench.in_flight.requeue([other.job])
+    bench.driver.requeue([stuck.job])
+    bench.driver.requeue([other.job])
     assert bench.queue() == [payload("other")], "at a close there is no later"
     assert bench.private(owner, "slow") == [payload("stuck")]
 
 
 def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(bench, owner):
     bench.take(owner, payload(1), payload(1))
-    bench.in_flight.requeue_all()
+    bench.driver.leave()
     assert bench.queue() == [payload(1), payload(1)]
 
 
 def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(bench, owner):
     acked, returned = bench.take(owner, payload("acked"), payload("returned"))
-    bench.in_flight.ack(acked)
+    bench.driver.finish(acked)
     bench.client.set("mail", "a text")
-    bench.in_flight.requeue([returned.job])
+    bench.driver.requeue([returned.job])
     bench.client.delete("mail")
-    assert settling(bench.in_flight) == (1, 1)
-    bench.in_flight.lose_all(owner.owner)
-    bench.in_flight._returns[returned.job] = "front", 0.0
-    bench.in_flight.flush()
+    assert settling(bench.driver) == (1, 1)
+    bench.driver.learn(owner.owner)
+    bench.driver.retry_requeue_now(returned.job)
+    bench.driver.flush()
     assert (bench.queue(), bench.private(owner)) == ([payload("returned")], [])
-    assert len(bench.in_flight.jobs) == 0, "or the process could never leave"
+    assert len(bench.driver) == 0, "or the process could never leave"
 
 
 def test_settling_from_many_threads_loses_nothing(bench, owner, lost):
@@ -173,22 +173,22 @@ def test_settling_from_many_threads_loses_nothing(bench, owner, lost):
 
     def settle(part: list[Claimed]) -> None:
         for n, claimed in enumerate(part):
-            bench.in_flight.ack(claimed)
+            bench.driver.finish(claimed)
             if n % 7 == 0:
-                bench.in_flight.flush()
+                bench.driver.flush()
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(settle, (jobs[at::4] for at in range(4))))
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert bench.private(owner) == []
-    assert (len(bench.in_flight.jobs), lost) == (0, [])
+    assert (len(bench.driver), lost) == (0, [])
 
 
 def test_jobs_that_went_back_leave_no_payload_behind(bench):
     """C10. What was called off was remembered by its payload for 300 s: 40 s of
     `Reject(requeue=True)` took 193 MB, and what a lost reply had brought is remembered for 60 s.
     So is a job of which nobody knows whether it is recorded, as long as it is ours."""
-    owner, held = bench.owner().owner, bench.in_flight
+    owner, held = bench.owner().owner, bench.driver
     tracemalloc.start()
     try:
         for number in range(15):
@@ -199,9 +199,7 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
                 held.unrecord(claimed.job)
             held.requeue([claimed.job])
             bench.run(held.lists.claim(owner, ["mail"], 1, 1))
-            assert held.lost_claims.reconcile(owner, {"mail": 0}) == 1, (
-                "nobody has heard of this claim"
-            )
+            assert held.reconcile(owner, {"mail": 0}) == 1, "nobody has heard of this claim"
             bench.client.delete("mail")
             del claimed
         gc.collect()  # errors and their frames are circles
@@ -212,16 +210,16 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
 
 def test_thousands_of_jobs_that_end_at_once_are_settled_some_in_a_script(bench, owner, lost):
     """A pool of greenlets may end as many in one tick; the counters go with their own job."""
-    number = 2 * ACKS + 7
+    number = 2 * ACKS_PER_SCRIPT + 7
     jobs = bench.give(owner.owner, "mail", [payload(n) for n in range(number)])
-    marked = jobs[:: ACKS // 2]
+    marked = jobs[:: ACKS_PER_SCRIPT // 2]
     for job in marked:
         bench.client.hset(bench.keys.recoveries(digest(job.payload)), "strikes", 1)
     for job in jobs:
-        bench.in_flight.jobs.add(job)
-        bench.in_flight.ack(Claimed(job, Counters(strikes=1) if job in marked else None))
+        bench.driver.hold(job)
+        bench.driver.finish(Claimed(job, Counters(strikes=1) if job in marked else None))
     before = calls(bench.client, "evalsha")
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert calls(bench.client, "evalsha") - before == 3
     assert bench.held(owner) == []
     assert not bench.client.keys(bench.keys.recoveries("*"))

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Counters
+from support.driver import Driver
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
@@ -25,13 +26,13 @@ def test_the_next_claim_names_what_landed(bench, owner, landed, waiting, most, t
     if landed:
         bench.land(owner, "mail", *landed)
     bench.push("mail", *waiting)
-    claims = bench.in_flight.claim(owner.owner, ["mail"], most, turn, ["mail"])
+    claims = bench.driver.claim(owner.owner, ["mail"], most, turn, ["mail"])
     jobs = [claimed.job for claimed in claims.jobs]
     assert [job.payload for job in jobs] == taken
     assert bench.landed(owner) == [raw for raw in landed if raw not in taken]
     assert bench.queue() == [raw for raw in waiting if raw not in taken]
     assert bench.held(owner) == jobs[::-1]
-    assert [*bench.in_flight.jobs] == jobs
+    assert [*bench.driver] == jobs
 
 
 def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(bench, owner):
@@ -39,11 +40,11 @@ def test_a_claim_that_cannot_be_written_leaves_each_job_whence_it_came(bench, ow
     bench.land(owner, "mail", ONE, TWO)
     bench.push("mail", THREE, FOUR)
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        bench.in_flight.claim(owner.owner, ["mail"], 3, 1, ["mail"], 3)
+        bench.driver.claim(owner.owner, ["mail"], 3, 1, ["mail"], 3)
     assert (bench.landed(owner), bench.queue()) == ([TWO, ONE], [THREE, FOUR])
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
     bench.client.delete(bench.keys.private(owner.owner))
-    claims = bench.in_flight.claim(owner.owner, ["mail"], 10, 1, ["mail"])
+    claims = bench.driver.claim(owner.owner, ["mail"], 10, 1, ["mail"])
     assert [claimed.job.payload for claimed in claims.jobs] == [ONE, TWO, THREE, FOUR]
 
 
@@ -62,7 +63,7 @@ def test_a_claim_may_take_more_than_lua_hands_over_at_once(bench, owner):
 def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
     bench.client.set(bench.keys.landing(owner.owner, "mail"), "no list")
     bench.land(owner, "slow", ONE)
-    claims = bench.in_flight.claim(owner.owner, ["mail", "slow"], 10, 0, ["mail", "slow"])
+    claims = bench.driver.claim(owner.owner, ["mail", "slow"], 10, 0, ["mail", "slow"])
     assert [claimed.job.payload for claimed in claims.jobs] == [ONE]
     [(name, why)] = claims.errors
     assert name == "mail"
@@ -75,16 +76,16 @@ def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
 def test_it_is_put_back_in_front_and_uncounted(bench, owner):
     bench.push("mail", FOUR)
     bench.land(owner, "mail", ONE, TWO, THREE)
-    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 3
+    assert bench.lists.unland(owner.owner, MAIL) == 3
     assert bench.queue() == [ONE, TWO, THREE, FOUR]
     assert bench.counters(ONE) == Counters()
     assert bench.stat("requeued") == 0
-    assert bench.in_flight.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"
+    assert bench.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"
 
 
 def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     bench.land(owner, "mail", ONE)
-    bench.in_flight.lists.unland(owner.owner, {"mail": 60_000})
+    bench.lists.unland(owner.owner, {"mail": 60_000})
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
@@ -95,12 +96,12 @@ def test_what_cannot_be_put_back_stays_and_holds_up_no_other(bench, owner, is_qu
         bench.land(owner, "mail", ONE)
     bench.client.set("mail" if is_queue else landing, "something else")
     bench.land(owner, "slow", TWO)
-    assert bench.in_flight.lists.unland(owner.owner, {"mail": 0, "slow": 0}) == 1
+    assert bench.lists.unland(owner.owner, {"mail": 0, "slow": 0}) == 1
     assert bench.queue("slow") == [TWO]
     if is_queue:
         assert bench.landed(owner) == [ONE]
         bench.client.delete("mail")
-        assert bench.in_flight.lost_claims.reconcile(owner.owner, MAIL) == 1
+        assert bench.driver.reconcile(owner.owner, MAIL) == 1
         assert bench.queue() == [ONE]
 
 
@@ -111,7 +112,7 @@ def test_a_doubt_puts_it_back_behind_what_was_claimed_before(bench, owner, lost)
     bench.run(bench.lists.claim(owner.owner, ["mail"], 2, 1))
     bench.land(owner, "mail", THREE)
     bench.push("mail", FOUR)
-    assert bench.in_flight.lost_claims.reconcile(owner.owner, MAIL) == 3
+    assert bench.driver.reconcile(owner.owner, MAIL) == 3
     assert bench.queue() == [ONE, TWO, THREE, FOUR]
     assert bench.held(owner) == [kept.job]
     assert lost == []
@@ -161,7 +162,7 @@ def test_nobody_leaves_while_something_has_landed_for_it(member, bench):
     member.leave(1)
     assert member.name
     assert bench.landed(member) == [ONE]
-    member.in_flight.doubt = True
+    Driver.of(member).needs_reconcile = True
     member.leave(1)
     assert not member.name
     assert bench.key_names() == {"mail", bench.keys.served}

@@ -11,7 +11,7 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
-from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
+from support.driver import LOST_JOBS_LOGGED_MAX
 from support.workers.bench import Bench, payload
 
 
@@ -25,9 +25,9 @@ def requeue_missing(bench: Bench, owner: Facts, count: int = 1, *, has_run: bool
     claims = bench.take(owner, *(payload(number) for number in range(count)))
     if has_run:
         bench.hand_over(claims[0])
-        bench.in_flight.end(claims[0].job)
+        bench.driver.end_run(claims[0].job)
     bench.client.delete(bench.keys.private(owner.owner))
-    bench.in_flight.requeue([claimed.job for claimed in claims])
+    bench.driver.requeue([claimed.job for claimed in claims])
 
 
 @pytest.fixture(autouse=True)
@@ -38,35 +38,35 @@ def all_lines(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("has_run", [False, True])
 def test_a_job_that_is_nowhere_is_lost(bench, owner, caplog, has_run):
     requeue_missing(bench, owner, has_run=has_run)
-    bench.in_flight.lost_jobs.examine()
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.examine_missing()
+    bench.driver.examine_missing()
     [record] = [record for record in caplog.records if " is lost (" in record.getMessage()]
     assert record.levelno == logging.WARNING
     assert f"queue=mail, owner={owner.owner}" in record.getMessage()
     assert ("had not started it" in record.getMessage()) is not has_run
     assert bench.stat("lost") == 1
-    assert not bench.in_flight.jobs
+    assert not bench.driver
 
 
 def test_many_in_a_row_share_a_line(bench, owner, caplog):
     requeue_missing(bench, owner, 70)
-    requeue_missing(bench, owner, LOGGED_IN_A_ROW + 30)
-    bench.in_flight.lost_jobs.examine()
-    assert caplog.text.count(" is lost (") == LOGGED_IN_A_ROW
+    requeue_missing(bench, owner, LOST_JOBS_LOGGED_MAX + 30)
+    bench.driver.examine_missing()
+    assert caplog.text.count(" is lost (") == LOST_JOBS_LOGGED_MAX
     assert "100 more jobs are lost in the same way (shop.note: 100)" in caplog.text
-    assert bench.stat("lost") == LOGGED_IN_A_ROW + 100
+    assert bench.stat("lost") == LOST_JOBS_LOGGED_MAX + 100
     requeue_missing(bench, owner)
-    bench.in_flight.lost_jobs.examine()
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.examine_missing()
+    bench.driver.examine_missing()
     requeue_missing(bench, owner)
-    bench.in_flight.lost_jobs.examine()
-    assert caplog.text.count(" is lost (") == LOGGED_IN_A_ROW + 1, "the row had ended"
+    bench.driver.examine_missing()
+    assert caplog.text.count(" is lost (") == LOST_JOBS_LOGGED_MAX + 1, "the row had ended"
 
 
 def test_a_job_that_a_peer_recovered_is_not_lost(bench, owner, caplog):
     requeue_missing(bench, owner)
     bench.mark(owner)
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.examine_missing()
     assert "a peer recovered the job" in caplog.text
     assert " is lost (" not in caplog.text
     assert bench.stat("lost") == 0
@@ -75,33 +75,26 @@ def test_a_job_that_a_peer_recovered_is_not_lost(bench, owner, caplog):
 def test_a_job_that_is_in_the_dead_set_is_not_lost(bench, owner, caplog):
     requeue_missing(bench, owner)
     bench.client.hset(bench.keys.dead_jobs, digest(payload(0)), "{}")
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.examine_missing()
     assert "it is in the dead set" in caplog.text
     assert bench.stat("lost") == 0
 
 
 def test_a_requeue_that_had_no_answer_and_comes_again_is_no_news(bench, owner, caplog):
     [claimed] = bench.take(owner, payload(0))
-    ask = bench.in_flight.ask
-
-    def lose_reply(*args, **options):
-        ask(*args, **options)
-        raise redis.ConnectionError("the reply is lost")
-
-    bench.in_flight.ask = lose_reply
-    bench.in_flight.requeue([claimed.job])
-    bench.in_flight.ask = ask
+    with bench.driver.lose_reply():
+        bench.driver.requeue([claimed.job])
     assert bench.queue() == [payload(0)]
-    bench.in_flight.flush()
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.flush()
+    bench.driver.examine_missing()
     assert " is lost (" not in caplog.text
-    assert not bench.in_flight.jobs
+    assert not bench.driver
 
 
 def test_after_a_restart_the_job_may_be_on_its_queue(bench, owner, caplog):
-    bench.in_flight.lost_jobs.server_restarted_at = time() + 60
+    bench.driver.server_restarted(time() + 60)
     requeue_missing(bench, owner)
-    bench.in_flight.lost_jobs.examine()
+    bench.driver.examine_missing()
     assert "unless it is on its queue or has run" in caplog.text
     assert bench.stat("lost") == 1
 
@@ -110,8 +103,8 @@ def test_while_the_server_cannot_be_asked_the_jobs_wait(bench, owner, caplog):
     requeue_missing(bench, owner)
     bench.client.set(bench.keys.dead_jobs, "no hash")
     with pytest.raises(redis.ResponseError):
-        bench.in_flight.lost_jobs.examine()
+        bench.driver.examine_missing()
     bench.client.delete(bench.keys.dead_jobs)
-    assert bench.in_flight.lost_jobs
-    bench.in_flight.lost_jobs.examine()
+    assert bench.driver.has_missing
+    bench.driver.examine_missing()
     assert bench.stat("lost") == 1

@@ -39,7 +39,7 @@ def test_a_job_that_lost_its_child_is_recovered_and_counted(bench, owner, lose):
     assert bench.queue() == [payload(1)]
     counters = bench.counters(payload(1))
     assert (counters.strikes, counters.recoveries) == (1, 1)
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
     [again] = bench.take(owner)
     assert again.counters
 
@@ -54,7 +54,7 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owne
     assert (dead.payload, dead.reason, dead.strikes) == (payload(1), "pool child lost", 1)
     assert [job.id for job in bench.dead_set.find()] == [dead.id]
     assert bench.queue() == bench.private(owner) == []
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"{claimed.job.title} was killed after 1 strike and 1 recovery" in said
     assert f" superfetch dead show {dead.id}` says why" in said, "a command that can be copied"
@@ -114,19 +114,19 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(bench, owner, lose
     assert lose(claimed.job, sender) is None
     assert bench.queue() == [payload(1)]
     assert bench.private(owner) == []
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0
 
 
 def test_the_record_of_its_start_is_in_before_it_is_removed(bench, owner, lose):
     """It goes by another connection: what came in late would forbid other starts."""
     sender, on_their_way = nobodys_app(), []
-    in_flight = bench.in_flight
+    driver = bench.driver
     [claimed] = bench.take(owner, payload(1))
-    assert in_flight.begin(claimed.job)
-    assert in_flight.unread
+    assert driver.start(claimed.job)
+    assert driver.has_unread
 
     def look(recovery: Recovery, **_: object) -> None:
-        on_their_way.append(in_flight.unread)
+        on_their_way.append(driver.has_unread)
 
     job_recovering.connect(look, sender=sender)
     lose(claimed.job, sender)
@@ -150,7 +150,7 @@ def spared(bench: Bench, owner: Facts, lose: Lose, stopping: bool = False) -> Jo
 
 @pytest.mark.parametrize("decision", Decision)
 def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
-    bench, owner, cut_short, lose, decision
+    bench, owner, lose, decision
 ):
     """A4: whoever recovered it may have been of another app."""
     sender, seen = nobodys_app(), []
@@ -161,12 +161,12 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
 
     job = spared(bench, owner, lose)
     job_recovering.connect(answer, sender=sender)
-    dead = cut_short.kill_if_over_limit(job, sender, Limits.of(bench.config))
+    dead = bench.driver.kill_if_over_limit(job, sender, Limits.of(bench.config))
     [asked] = seen
     assert (asked.strikes, asked.recoveries, asked.blame) == (3, 3, Blame.EXACT)
     if decision is Decision.RECOVER:
         assert dead is None
-        assert job in bench.in_flight.jobs
+        assert job in bench.driver
         return
     assert dead is not None
     assert (dead.reason, len(dead.history)) == ("pool child lost", 3)
@@ -176,9 +176,7 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
 
 
 @pytest.mark.parametrize("deaths", [DEATHS_ALONGSIDE - 1, DEATHS_ALONGSIDE])
-def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(
-    bench, owner, cut_short, deaths
-):
+def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(bench, owner, deaths):
     """The reaper of another app, which does not have its task, has recovered it."""
     sender, history = (
         nobodys_app(),
@@ -190,7 +188,7 @@ def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(
     bench.client.set(bench.keys.recovered, 1)
     job_recovering.connect(lambda recovery, **_: decide(recovery), sender=sender, weak=False)
     [claimed] = bench.take(owner, payload(1))
-    dead = cut_short.kill_if_over_limit(claimed.job, sender, Limits.of(bench.config))
+    dead = bench.driver.kill_if_over_limit(claimed.job, sender, Limits.of(bench.config))
     assert (dead is not None) == (deaths == DEATHS_ALONGSIDE)
     assert (
         dead is None
@@ -198,23 +196,21 @@ def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(
     )
 
 
-def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(
-    bench, owner, cut_short, lose
-):
+def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(bench, owner, lose):
     """A4: the last strike has to be its own."""
     job = spared(bench, owner, lose, stopping=True)
     sender = nobodys_app()
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
-    assert cut_short.kill_if_over_limit(job, sender, Limits.of(bench.config)) is None
-    assert cut_short.kill_if_over_limit(job, sender, Limits(lambda _: None, 20)) is None
+    assert bench.driver.kill_if_over_limit(job, sender, Limits.of(bench.config)) is None
+    assert bench.driver.kill_if_over_limit(job, sender, Limits(lambda _: None, 20)) is None
 
 
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)
-def test_what_is_no_message_is_quarantined(bench, owner, cut_short, raw):
+def test_what_is_no_message_is_quarantined(bench, owner, raw):
     [claimed] = bench.take(owner, raw)
-    cut_short.quarantine(claimed.job)
+    bench.driver.quarantine(claimed.job)
     [job] = bench.dead_set.find()
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)
     assert not job.parsed
     assert bench.private(owner) == bench.queue() == []
-    assert len(bench.in_flight.jobs) == 0
+    assert len(bench.driver) == 0

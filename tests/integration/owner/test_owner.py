@@ -14,6 +14,7 @@ from celery_superfetch.owner.here import owner_for, owners_here
 from celery_superfetch.owner.membership import MANY_UNUSED
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.wire.scripts import source
+from support.driver import Driver
 from support.servers.faults import kill_connections, script
 from support.waiting import eventually
 from support.workers.bench import payload
@@ -65,10 +66,10 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(member, bench):
     known = bench.facts(member).lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
-    assert len(member.in_flight.expires) <= MANY_UNUSED + 4
+    assert len(Driver.of(member).expires_ms_by_list) <= MANY_UNUSED + 4
     # What it still has is recovered as ever; and what it has settled is in no one's way.
-    member.in_flight.ack(claimed)
-    member.in_flight.flush()
+    Driver.of(member).finish(claimed)
+    Driver.of(member).flush()
     assert bench.stat("ownership_lost") == 0
 
 
@@ -83,12 +84,12 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
 
     assert "reply-7" in join(0), "it is not empty"
     bench.client.delete(bench.keys.private(member.name))
-    member.in_flight.doubt = True
+    Driver.of(member).needs_reconcile = True
     assert "reply-7" in join(200)
-    member.in_flight.lost_claims.reconcile(member.name, member.heart.facts.lists)
+    Driver.of(member).reconcile(member.name, member.heart.facts.lists)
     assert "reply-7" in join(400), "it looks again"
-    member.in_flight.lost_claims._second_look = 0.0
-    member.in_flight.lost_claims.reconcile(member.name, member.heart.facts.lists)
+    Driver.of(member).make_second_check_due()
+    Driver.of(member).reconcile(member.name, member.heart.facts.lists)
     assert "reply-7" not in join(600)
 
 
@@ -104,8 +105,8 @@ def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(member, benc
     assert not bench.reaper().reap().did_something
     assert bench.queue() == []
     for claimed in (held, other):
-        member.in_flight.ack(claimed)
-    member.in_flight.flush()
+        Driver.of(member).finish(claimed)
+    Driver.of(member).flush()
     assert bench.private(owner) == []
 
 
@@ -131,19 +132,19 @@ def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
     member.catch_up()  # a loop's next turn, or a worker's maintenance
     assert old in caplog.text
     assert member.name in caplog.text
-    member.in_flight.ack(thawed)
-    member.in_flight.flush()
+    Driver.of(member).finish(thawed)
+    Driver.of(member).flush()
     assert bench.private(member.name) == [payload(1)], "the old claim settles nothing of the new"
-    member.in_flight.ack(again)
-    member.in_flight.flush()
+    Driver.of(member).finish(again)
+    Driver.of(member).flush()
     assert bench.private(member.name) == []
 
 
 def test_leaving_takes_every_key_along(member, bench):
     bench.push("mail", payload(1))
     [claimed] = member.claim(["mail"], 1, 1).jobs
-    member.in_flight.ack(claimed)
-    member.in_flight.flush()
+    Driver.of(member).finish(claimed)
+    Driver.of(member).flush()
     member.leave(1)
     assert bench.key_names() == {bench.keys.served}
     assert member.name == ""
@@ -165,8 +166,8 @@ def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(m
     member.leave(1)
     assert member.name
     assert bench.private(member.name) == [payload(1)]
-    member.in_flight.ack(running)
-    member.in_flight.flush()
+    Driver.of(member).finish(running)
+    Driver.of(member).flush()
     member.leave(1)
     assert bench.key_names() == {bench.keys.served}
 
@@ -186,7 +187,7 @@ def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(
     """Else nobody would be to blame."""
     bench.push("mail", payload(1), payload(2))
     running, idle = member.claim(["mail"], 2, 1).jobs
-    assert member.in_flight.begin(running.job)
+    assert Driver.of(member).start(running.job)
     member.stopping = member.failing = True
     member.heartbeat()
     assert bench.facts(member).state == "running"
@@ -194,7 +195,7 @@ def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(
     assert bench.queue() == [idle.job.payload]
     assert bench.private(member.name) == [running.job.payload]
     assert set(bench.registry.owners()) == {member.name}
-    member.in_flight.ack(running)
+    Driver.of(member).finish(running)
     member.leave_for_good()
     assert bench.registry.owners() == {}
 
@@ -204,9 +205,9 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
     member.join(1, {"mail": 0})
     bench.push("mail", payload(1), payload(2), payload(3))
     acked, held, given_back = member.claim(["mail"], 3, 1).jobs
-    assert member.in_flight.begin(held.job)
-    member.in_flight.requeue([given_back.job])
-    member.in_flight.ack(acked)
+    assert Driver.of(member).start(held.job)
+    Driver.of(member).requeue([given_back.job])
+    Driver.of(member).finish(acked)
     kill_connections(bench.client)
     member.leave_for_good()
     assert sorted(bench.queue()) == [payload(2), payload(3)]

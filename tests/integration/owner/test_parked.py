@@ -8,9 +8,8 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
-from celery_superfetch.model.permit import clock
-from celery_superfetch.owner.in_flight.parking import WORTH_PARKING, Parking
 from celery_superfetch.store.parked import BATCH, Parked
+from support.driver import PARK_MIN_S
 from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -20,7 +19,7 @@ HOUR = 3_600_000.0  # ms
 
 def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
     now = bench.database.server_time()
-    bench.in_flight.parking.heard(now, None, clock())
+    bench.driver.server_time_is(now)
     return bench.take(owner, *(payload(name) for name in names))
 
 
@@ -28,9 +27,9 @@ def park(bench: Bench, *claimed: Claimed, sent: bool = True) -> None:
     """For an hour, one after the other, at once or with the next round trip."""
     now = bench.database.server_time()
     for number, (job, _) in enumerate(claimed):
-        assert bench.in_flight.park(job, now + HOUR + number)
+        assert bench.driver.park(job, now + HOUR + number)
     if sent:
-        bench.in_flight.flush()
+        bench.driver.flush()
 
 
 def parked(bench: Bench, queue: str = "mail") -> list[bytes]:
@@ -39,17 +38,17 @@ def parked(bench: Bench, queue: str = "mail") -> list[bytes]:
 
 
 def due(bench: Bench) -> int:
-    return bench.in_flight.parked.release({}, HOUR + 60_000).jobs
+    return bench.parked.release({}, HOUR + 60_000).jobs
 
 
 def test_a_job_for_later_leaves_with_the_next_round_trip(bench, owner):
     first, second = claim(bench, owner, 1, 2)
     park(bench, first, sent=False)
     assert len(bench.private(owner)) == 2
-    bench.in_flight.claim(owner.owner, ["mail"], 1, 1, [])
+    bench.driver.claim(owner.owner, ["mail"], 1, 1, [])
     assert bench.private(owner) == [second.job.payload]
     assert parked(bench) == [first.job.payload]
-    assert [*bench.in_flight.jobs] == [second.job]
+    assert [*bench.driver] == [second.job]
     assert due(bench) == 1
     assert bench.queue() == [first.job.payload]
     assert not bench.client.exists(bench.keys.parked, bench.keys.parked_of("mail"))
@@ -65,24 +64,24 @@ def test_two_jobs_of_the_same_bytes_are_parked_as_two(bench, owner):
 def test_what_is_due_soon_stays(bench, owner):
     [soon] = claim(bench, owner, 1)
     now = bench.database.server_time()
-    assert not bench.in_flight.park(soon.job, now + WORTH_PARKING * 1000 - 500)
-    bench.in_flight.flush()
+    assert not bench.driver.park(soon.job, now + PARK_MIN_S * 1000 - 500)
+    bench.driver.flush()
     assert (len(bench.private(owner)), parked(bench)) == (1, [])
 
 
 def test_one_that_was_settled_or_given_back_before_is_not_parked(bench, owner):
     settled, back = claim(bench, owner, 1, 2)
     park(bench, settled, back, sent=False)
-    bench.in_flight.ack(settled)
-    bench.in_flight.requeue([back.job])
-    bench.in_flight.flush()
+    bench.driver.finish(settled)
+    bench.driver.requeue([back.job])
+    bench.driver.flush()
     assert (bench.queue(), bench.private(owner)) == ([payload(2)], [])
     assert parked(bench) == [payload(1)], "its ack comes behind; nobody had begun with it"
 
 
 def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     jobs = claim(bench, owner, *range(BATCH + 50))
-    jobs += bench.in_flight.claim(owner.owner, ["mail"], 100, 1, []).jobs
+    jobs += bench.driver.claim(owner.owner, ["mail"], 100, 1, []).jobs
     park(bench, *jobs)
     bench.push("mail", payload("waits"))
     assert due(bench) == BATCH + 50
@@ -103,7 +102,7 @@ def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
 
     def look(_: int) -> int:
         with redis.Redis.from_url(url) as client:
-            return Bench(client).in_flight.parked.release({}).jobs
+            return Bench(client).parked.release({}).jobs
 
     bench.client.client_pause(60_000, all=False)
     with ThreadPoolExecutor(100) as owners:
@@ -136,7 +135,7 @@ def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     expires = {"mail": 60_000, "others": 90_000}
     for names in (expires, dict(reversed(expires.items()))):
         park(bench, *claim(bench, owner, 1))
-        assert bench.in_flight.parked.release(names, HOUR + 60_000).jobs == 1
+        assert bench.parked.release(names, HOUR + 60_000).jobs == 1
         assert 0 < bench.client.pttl("mail") <= 60_000
         bench.client.delete("mail")
 
@@ -146,7 +145,7 @@ def test_a_suspect_that_is_due_leaves_its_queue_as_it_was(bench, owner):
     bench.client.set(bench.keys.recovered, 1)
     park(bench, *claim(bench, owner, 1))
     bench.push("mail", payload(2))
-    assert bench.in_flight.parked.release({"mail": 60_000}, HOUR + 60_000).jobs == 1
+    assert bench.parked.release({"mail": 60_000}, HOUR + 60_000).jobs == 1
     assert bench.client.pttl("mail") == -1
 
 
@@ -160,7 +159,7 @@ def test_it_asks_again_only_where_more_is_due(bench, owner):
 def test_a_call_that_comes_behind_its_successor_parks_nothing(bench, owner):
     """A network that stood still brings it when the job went back, and is another claim by now."""
     [claimed] = claim(bench, owner, 1)
-    late = bench.in_flight.parked.park({claimed.job: 1})
+    late = bench.parked.park({claimed.job: 1})
     assert bench.run(bench.lists.requeue([claimed.job], "front", 0)) == []
     [again] = bench.claim(owner).jobs
     bench.run(late)
@@ -171,9 +170,9 @@ def test_the_index_knows_when_the_first_of_a_list_is_due(bench, owner):
     jobs = claim(bench, owner, 1, 2, 3)
     now = bench.database.server_time()
     for claimed, hours in zip(jobs, (2, 1, 3), strict=True):
-        assert bench.in_flight.park(claimed.job, now + hours * HOUR)
-        bench.in_flight.flush()
-    assert bench.in_flight.parked.next_due(["mail"]) == {"mail": int(now + HOUR)}
+        assert bench.driver.park(claimed.job, now + hours * HOUR)
+        bench.driver.flush()
+    assert bench.parked.next_due(["mail"]) == {"mail": int(now + HOUR)}
 
 
 def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
@@ -184,18 +183,18 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
     park(bench, claimed)
     assert "1 jobs that are due later could not be parked: WRONGTYPE" in caplog.text
     assert "They go back to queue list mail and" in caplog.text
-    assert bench.in_flight.doubt
-    assert bench.in_flight.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    assert bench.driver.needs_reconcile
+    assert bench.driver.reconcile(owner.owner, {"mail": 0}) == 1
     assert bench.queue() == [payload(1)]
     [again] = claim(bench, owner)
-    assert not bench.in_flight.park(again.job, 1e15), "it waits in memory, as in stock"
+    assert not bench.driver.park(again.job, 1e15), "it waits in memory, as in stock"
 
 
 def test_the_revoked_come_at_once(bench, owner):
     names = ["one", 'a"b\n*[x]', "one more"]
     park(bench, *claim(bench, owner, *names))
-    assert bench.in_flight.parked.call(names[:2]) == 2
-    assert bench.in_flight.parked.release({}).jobs == 2
+    assert bench.parked.call(names[:2]) == 2
+    assert bench.parked.release({}).jobs == 2
     assert sorted(bench.queue()) == sorted(payload(name) for name in names[:2])
     assert parked(bench) == [payload("one more")]
 
@@ -207,25 +206,11 @@ def test_what_is_no_message_is_nobodys_loss(bench):
     assert bench.queue() == [b"junk", b"", b"b\nc"]
 
 
-def test_whoever_parks_knows_when_it_is_due_whatever_an_older_answer_says():
-    parking = Parking()
-    assert not parking.is_worth(1e15), "nobody has heard the server's clock"
-    asked = clock()
-    parking.heard(1_000, None, asked)
-    assert not parking.is_due
-    parking.parked(1_500)
-    assert parking.is_due, "a second early"
-    parking.heard(1_000, 9_000, asked)
-    assert parking.is_due, "that was asked before"
-    parking.heard(1_000, 9_000, clock())
-    assert not parking.is_due
-
-
 def test_many_are_revoked_by_one_look_at_all(bench, owner):
     names = [f"job-{number}" for number in range(90)]
     park(bench, *claim(bench, owner, *names))
     bench.client.config_resetstat()
-    assert bench.in_flight.parked.call([*names[:40], "nobody's"]) == 40
+    assert bench.parked.call([*names[:40], "nobody's"]) == 40
     assert 0 < calls(bench.client, "zscan") <= 2, "and not one for each"
 
 
@@ -235,28 +220,12 @@ def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(be
     bench.client.sadd(bench.keys.on_probation, "mail")
     bench.client.hset(bench.keys.recoveries(digest(raw)), "probation", 1)
     bench.client.set(bench.keys.recovered, 1)
-    claimed = bench.in_flight.claim_alone(owner.owner, "mail")
+    claimed = bench.driver.claim_suspect(owner.owner, "mail")
     assert claimed is not None
-    assert bench.in_flight.jobs.alone == claimed.job
-    bench.in_flight.parking.heard(bench.database.server_time(), None, clock())
+    assert bench.driver.solo == claimed.job
+    bench.driver.server_time_is(bench.database.server_time())
     park(bench, claimed)
-    assert bench.in_flight.jobs.alone is None, "others may start"
+    assert bench.driver.solo is None, "others may start"
     assert bench.recorded(owner) == []
     assert due(bench) == 1
     assert bench.on_probation() == [raw]
-
-
-def test_when_it_is_due_the_servers_clock_says_and_no_other():
-    """Which is set forward, and back; and where heartbeats are rare, it is asked in between."""
-    parking = Parking()
-    parking.heard(1_000, 100_000, clock())
-    assert not parking.is_due
-    parking.heard(99_500, 100_000, clock())
-    assert parking.is_due
-    parking.heard(1_000, 100_000, clock())
-    assert not parking.is_due
-    assert parking.is_worth(7_000)
-    assert not parking.is_worth(5_500)
-    parking.heard(1_000, None, clock())
-    parking._next = parking._next[0], clock() - WORTH_PARKING - 1
-    assert parking.is_due, "others may have parked one meanwhile"

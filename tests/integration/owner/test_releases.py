@@ -57,7 +57,7 @@ def test_a_release_tells_when_the_next_is_due(bench):
         bench.client.zadd(bench.keys.parked, {queue: times[0]})
     moved, unfinished, _, first, _ = release(bench)
     assert (moved, unfinished, float(first)) == (1, 0, later)
-    assert bench.in_flight.parked.next_due(["mail", "post"]) == {"mail": later, "post": later + 1}
+    assert bench.parked.next_due(["mail", "post"]) == {"mail": later, "post": later + 1}
 
 
 def test_of_thousands_due_in_a_moment_few_go_before_their_time(bench):

@@ -9,7 +9,6 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
-from celery_superfetch.owner.in_flight.jobs import State
 from support.servers.commands import calls
 from support.servers.faults import kill_connections
 from support.waiting import eventually
@@ -33,21 +32,21 @@ def running(bench: Bench, owner: Facts) -> frozenset[str]:
 def test_nothing_starts_while_the_owner_is_not_heard(bench, owner):
     """B. The verdict of others needs two heartbeats of silence, and one and a half are over."""
     one, two = bench.take(owner, ONE, TWO, starts=1)
-    bench.in_flight.permit.heard(owner.owner, monotonic() - 1.6 * 5)
+    bench.driver.heartbeat_confirmed(owner.owner, ago_s=1.6 * 5)
     assert bench.hand_over(one) == bench.hand_over(two) == 0
-    assert bench.in_flight.may_start(one.job)
-    assert bench.in_flight.may_start(two.job)
-    bench.in_flight.permit.heard(owner.owner, monotonic())
+    assert bench.driver.may_start(one.job)
+    assert bench.driver.may_start(two.job)
+    bench.driver.heartbeat_confirmed(owner.owner)
     assert bench.hand_over(one) > monotonic()
 
 
 def test_nothing_of_a_former_self_starts(bench, owner):
     [one] = bench.take(owner, ONE)
-    bench.in_flight.wait(one.job)
-    bench.in_flight.permit.heard("somebody|1|new", monotonic())
+    bench.driver.reserve(one.job)
+    bench.driver.heartbeat_confirmed("somebody|1|new")
     assert bench.hand_over(one) == 0
-    bench.in_flight.lose_all(owner.owner)
-    assert not bench.in_flight.may_start(one.job)
+    bench.driver.learn(owner.owner)
+    assert not bench.driver.may_start(one.job)
 
 
 # -- recorded by the claim
@@ -89,33 +88,33 @@ def test_one_that_is_to_wait_is_not_recorded_and_so_are_those_behind_it(bench, o
 def test_of_two_of_the_same_bytes_one_is_recorded(bench, owner):
     one, two = bench.take(owner, ONE, ONE, starts=1)
     assert running(bench, owner) == {one.job.claim_id}
-    bench.in_flight.ack(one)
+    bench.driver.finish(one)
     assert bench.hand_over(two)
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert running(bench, owner) == {two.job.claim_id}
 
 
 def test_a_job_that_only_waits_does_not_count_as_running(bench, owner):
     """For its rate limit, say."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
-    bench.in_flight.delivered(one.job)
+    bench.driver.deliver(one.job)
     bench.hand_over(two)
-    bench.in_flight.delivered(two.job)
-    bench.in_flight.flush()
+    bench.driver.deliver(two.job)
+    bench.driver.flush()
     assert bench.recorded(owner) == digests(TWO)
     assert bench.hand_over(one)
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert bench.recorded(owner) == digests(ONE, TWO), "it runs now"
 
 
 def test_a_job_that_was_acked_unrun_costs_no_question(bench, owner):
     """Revoked, say."""
     [one] = bench.take(owner, ONE, starts=1)
-    bench.in_flight.ack(one)
+    bench.driver.finish(one)
     before = calls(bench.client, "hdel")
-    bench.in_flight.delivered(one.job)
+    bench.driver.deliver(one.job)
     assert calls(bench.client, "hdel") == before
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert bench.recorded(owner) == []
 
 
@@ -127,20 +126,20 @@ def test_a_job_is_recorded_with_the_ack_that_made_room(bench, owner):
     assert bench.hand_over(one)
     assert bench.hand_over(two)
     eventually(lambda: running(bench, owner) == {one.job.claim_id, two.job.claim_id})
-    bench.in_flight.ack(one)
+    bench.driver.finish(one)
     before = calls(bench.client, "eval", "evalsha")
     assert bench.hand_over(three)
     eventually(lambda: running(bench, owner) == {two.job.claim_id, three.job.claim_id})
     assert calls(bench.client, "eval", "evalsha") == before + 1
     assert bench.private(owner) == [THREE, TWO]
-    assert bench.in_flight.jobs.counts[State.SETTLED] == 1, "nobody has waited for the answer"
+    assert bench.driver.settled_count == 1, "nobody has waited for the answer"
 
 
 def test_a_task_with_early_ack_is_not_recorded(bench, owner):
     """Its ack may come first, and nothing would remove the record."""
     [one] = bench.take(owner, ONE)
-    assert bench.in_flight.begin(one.job, record=False)
-    bench.in_flight.flush()
+    assert bench.driver.start(one.job, record=False)
+    bench.driver.flush()
     assert bench.recorded(owner) == []
 
 
@@ -150,12 +149,12 @@ def test_a_job_whose_record_cannot_be_sent_does_not_start(bench, owner):
     # The kernel takes the first, or says at once that the other end is gone.
     if bench.hand_over(one):
         with pytest.raises(redis.ConnectionError):
-            bench.in_flight.flush()
-    assert bench.in_flight.doubt
+            bench.driver.flush()
+    assert bench.driver.needs_reconcile
     assert not bench.hand_over(two), "first comes a look at what the lost reply spoke of"
-    assert not bench.in_flight.lost_claims.reconcile(owner.owner, {"mail": 0})
+    assert not bench.driver.reconcile(owner.owner, {"mail": 0})
     assert bench.hand_over(two), "a new connection takes it"
-    bench.in_flight.flush()
+    bench.driver.flush()
     assert digest(TWO) in bench.recorded(owner)
 
 
@@ -163,11 +162,11 @@ def test_a_job_that_ended_meanwhile_is_only_settled(bench, owner):
     [one] = bench.take(owner, ONE)
     kill_connections(bench.client)
     bench.hand_over(one)
-    bench.in_flight.ack(one)
+    bench.driver.finish(one)
     try:
-        bench.in_flight.flush()
+        bench.driver.flush()
     except redis.ConnectionError:
-        bench.in_flight.flush()
+        bench.driver.flush()
     assert bench.private(owner) == []
     assert bench.recorded(owner) == []
 
@@ -180,42 +179,42 @@ def suspect(bench: Bench, owner: Facts) -> Job:
     """A job on probation that its owner has claimed."""
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
     bench.client.hset(bench.keys.recoveries(digest(payload("suspect"))), "probation", 1)
-    claimed = bench.in_flight.claim_alone(owner.owner, "mail")
+    claimed = bench.driver.claim_suspect(owner.owner, "mail")
     assert claimed is not None
     return claimed.job
 
 
 def test_a_suspect_that_was_not_started_goes_back_on_probation(bench, owner, suspect):
-    bench.in_flight.requeue([suspect])
+    bench.driver.requeue([suspect])
     assert bench.on_probation() == [payload("suspect")]
-    assert bench.in_flight.jobs.alone is None
+    assert bench.driver.solo is None
     assert bench.recorded(owner) == []
-    assert bench.in_flight.claim_alone(owner.owner, "mail"), "and has its turn again"
+    assert bench.driver.claim_suspect(owner.owner, "mail"), "and has its turn again"
 
 
 def test_a_suspect_that_waits_for_its_time_keeps_nothing_else_from_starting(bench, owner, suspect):
     """Whoever decoded it lives, and it may be due in a month."""
-    bench.in_flight.parking.heard(0, None, 0.0)
-    assert bench.in_flight.park(suspect, 1e15)
-    bench.in_flight.flush()
-    assert bench.in_flight.jobs.alone is None
+    bench.driver.server_time_is(0)
+    assert bench.driver.park(suspect, 1e15)
+    bench.driver.flush()
+    assert bench.driver.solo is None
     assert bench.recorded(owner) == []
 
 
 def test_a_suspect_that_was_started_stays(bench, owner, suspect):
-    assert bench.in_flight.begin(suspect)
-    bench.in_flight.requeue([suspect])
-    assert bench.in_flight.jobs.alone == suspect, "it runs"
+    assert bench.driver.start(suspect)
+    bench.driver.close([suspect])
+    assert bench.driver.solo == suspect, "it runs"
     assert bench.on_probation() == []
 
 
 def test_what_is_claimed_beside_a_suspect_does_not_start(bench, owner, suspect):
     """B. With both recorded its crash would blame neither. The control: another channel's claim,
     once it has been alone for long enough."""
-    assert bench.in_flight.begin(suspect)
+    assert bench.driver.start(suspect)
     bench.take(owner, ONE, starts=1)
     assert bench.recorded(owner) == [digest(suspect.payload)]
-    bench.in_flight.jobs.alone = None
+    bench.driver.end_solo()
     bench.take(owner, TWO, starts=1)
     assert bench.recorded(owner) == sorted(digests(suspect.payload, TWO))
 
@@ -226,10 +225,10 @@ def test_no_suspect_is_claimed_beside_what_has_just_started(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
     assert bench.hand_over(one)
-    assert bench.in_flight.claim_alone(owner.owner, "mail") is None
+    assert bench.driver.claim_suspect(owner.owner, "mail") is None
     assert bench.recorded(owner) == digests(ONE)
-    bench.in_flight.ack(one)
-    assert bench.in_flight.claim_alone(owner.owner, "mail")
+    bench.driver.finish(one)
+    assert bench.driver.claim_suspect(owner.owner, "mail")
 
 
 # -- no longer than its claim
@@ -239,8 +238,8 @@ def test_no_record_outlives_its_claim(bench, owner):
     """What a lost or a late call left would forbid other starts, and share the blame of a crash."""
     one, two = bench.take(owner, ONE, TWO, starts=2)
     late = bench.lists.ack(owner.owner, [], [one.job])
-    bench.in_flight.ack(one)
-    bench.in_flight.requeue([two.job])
-    bench.in_flight.flush()
+    bench.driver.finish(one)
+    bench.driver.requeue([two.job])
+    bench.driver.flush()
     assert bench.run(late) == []
     assert not bench.client.exists(bench.keys.private(owner.owner))

@@ -7,7 +7,6 @@ from typing import Any
 from celery_superfetch.inspector import Inspector
 from celery_superfetch.model.job import Claimed
 from celery_superfetch.model.strikes import STOPS_NAMED, Decision, Limits, decide
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, payload
 
@@ -25,8 +24,8 @@ def run(bench: Bench, owner: Any) -> Claimed:
 def stop(bench: Bench, *claimed: Claimed) -> None:
     """The worker ends what runs, and gives all of it back, the newest claim first."""
     for one in claimed:
-        bench.in_flight.cut_short(one.job)
-    bench.in_flight.requeue([one.job for one in reversed(claimed)])
+        bench.driver.stop_run(one.job)
+    bench.driver.requeue([one.job for one in reversed(claimed)])
 
 
 def test_what_ran_is_counted_and_what_waited_is_not(bench, owner):
@@ -47,8 +46,8 @@ def test_what_ran_is_counted_and_what_waited_is_not(bench, owner):
         "requeues": 1,
         "stops": 1,
     }
-    bench.in_flight.ack(again)
-    bench.in_flight.flush()
+    bench.driver.finish(again)
+    bench.driver.flush()
     assert bench.counters(JOB).stops == 0, "settled, it is forgotten"
 
 
@@ -63,7 +62,7 @@ def test_a_worker_that_ends_counts_what_still_ran(bench, owner):
     bench.push("mail", JOB, OTHER)
     run(bench, owner)
     bench.take(owner, most=1)
-    bench.in_flight.requeue_all()
+    bench.driver.leave()
     assert bench.queue() == [JOB, OTHER]
     assert [bench.counters(job).stops for job in (JOB, OTHER)] == [1, 0]
 
@@ -89,8 +88,8 @@ def test_from_the_tenth_stop_on_a_job_is_named_until_it_is_settled(bench, owner)
     assert named["stops"] == STOPS_NAMED
     assert bench.client.ttl(bench.keys.stopped) > 0
     done = run(bench, owner)
-    bench.in_flight.ack(done)
-    bench.in_flight.flush()
+    bench.driver.finish(done)
+    bench.driver.flush()
     assert not inspector.strikes.stopped()
 
 
@@ -102,14 +101,13 @@ def test_a_job_over_its_stop_limit_is_killed_at_its_next_claim(bench, owner):
         return decide(recovery)
 
     job_recovering.connect(guard, sender=SENDER)
-    runs = LostRuns(bench.in_flight)
     bench.push("mail", JOB)
     for _ in range(2):
         claimed = run(bench, owner)
-        assert runs.kill_if_over_limit(claimed.job, SENDER, limits) is None
+        assert bench.driver.kill_if_over_limit(claimed.job, SENDER, limits) is None
         stop(bench, claimed)
     [claimed] = bench.take(owner)
-    dead = runs.kill_if_over_limit(claimed.job, SENDER, limits)
+    dead = bench.driver.kill_if_over_limit(claimed.job, SENDER, limits)
     assert (dead.stops, dead.strikes) == (2, 0)
     assert dead.reason.startswith("2 of its runs were cut short because their worker was stopping")
     assert [entry["stop"] for entry in dead.history] == [True, True]
@@ -121,9 +119,9 @@ def test_before_its_last_stop_a_job_waits_for_a_solo_run(bench, owner):
     bench.push("mail", JOB)
     stop(bench, run(bench, owner))
     [claimed] = bench.take(owner)
-    bench.in_flight.put_on_probation(claimed.job)
+    bench.driver.put_on_probation(claimed.job)
     assert bench.on_probation() == [JOB]
     assert bench.queue() == bench.private(owner) == []
-    assert bench.in_flight.suspects == {"mail"}
-    alone = bench.in_flight.claim_alone(owner.owner, "mail")
+    assert bench.driver.suspect_lists == {"mail"}
+    alone = bench.driver.claim_suspect(owner.owner, "mail")
     assert (alone.counters.stops, alone.probation) == (1, 1)

@@ -44,14 +44,14 @@ def test_probation_lasts_until_the_job_is_settled(bench):
     assert bench.on_probation() == [JOB]
     # It ends well.
     me = bench.owner()
-    claimed = bench.in_flight.claim_alone(me.owner, "mail")
+    claimed = bench.driver.claim_suspect(me.owner, "mail")
     assert claimed is not None
-    assert claimed.job == bench.in_flight.jobs.alone
+    assert claimed.job == bench.driver.solo
     assert claimed.counters is not None
     assert claimed.counters.recoveries == bench.counters(JOB).recoveries > 0
-    bench.in_flight.ack(claimed)
-    bench.in_flight.flush()
-    assert bench.in_flight.jobs.alone is None
+    bench.driver.finish(claimed)
+    bench.driver.flush()
+    assert bench.driver.solo is None
     assert bench.counters(JOB) == Counters()
     assert bench.recorded(me) == []
 

@@ -95,8 +95,8 @@ def test_what_one_channel_names_no_other_has(bench):
     and a reply that is read later speaks of nothing."""
     mine, raws = bench.owner(), [payload(1), payload(1), payload(2)]
     bench.land(mine, "mail", *raws)
-    first = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
-    second = bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"])
+    first = bench.driver.claim(mine.owner, ["mail"], 5, 0, ["mail"])
+    second = bench.driver.claim(mine.owner, ["mail"], 5, 0, ["mail"])
     assert [job.payload for job, _ in first.jobs] == raws, "the oldest first"
     assert len({job.claim_id for job, _ in first.jobs}) == 3, "of the same bytes, too"
     assert second.jobs == []
@@ -105,9 +105,9 @@ def test_what_one_channel_names_no_other_has(bench):
 def test_what_another_channel_gave_back_is_in_its_queue_alone(bench):
     mine = bench.owner()
     bench.land(mine, "mail", payload(1), payload(2))
-    assert bench.in_flight.lost_claims.reconcile(mine.owner, {"mail": 0}) == 2
+    assert bench.driver.reconcile(mine.owner, {"mail": 0}) == 2
     assert bench.queue() == [payload(1), payload(2)]
-    assert bench.in_flight.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
+    assert bench.driver.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
 
 
 def test_a_read_that_broke_with_a_job_leaves_none_behind(server, bench):

@@ -79,10 +79,10 @@ def test_the_queues_may_change_meanwhile(url, bench, others):
 def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench):
     owner, large = bench.owner().owner, payload("x" * (CLAIM_BYTES // 4))
     bench.push("mail", *3 * [large])
-    claims = bench.in_flight.claim(owner, ["mail"], 3, 1, [])
+    claims = bench.driver.claim(owner, ["mail"], 3, 1, [])
     assert len(claims.jobs) == 2
     assert not claims.fell_short(3)
-    rest = bench.in_flight.claim(owner, ["mail"], 3, 1, [])
+    rest = bench.driver.claim(owner, ["mail"], 3, 1, [])
     assert len(rest.jobs) == 1
     assert rest.fell_short(3)
 

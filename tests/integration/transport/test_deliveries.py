@@ -11,8 +11,8 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
-from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.transport import poller
+from support.driver import Executor
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish, turn_of
@@ -32,7 +32,7 @@ def consuming(
             inbox.messages.append(message),
             settle(message),
         )
-        runner = inbox.connection.transport.cycle.runner = Runner()
+        runner = inbox.connection.transport.cycle.runner = Executor()
         runner.endless = loop == "synloop"  # Celery's, under gevent
         inbox.consumer.consume()
         if loop == "hub":

@@ -66,7 +66,7 @@ def test_the_next_rest_is_twice_as_long_and_some_time_later(bench, suspect):
     first = rest(bench, "until")
     eventually(lambda: bench.database.server_time() > first)
     assert ask(bench, "a", "mail", first=SHORT) == 0, "it goes back to work"
-    assert bench.in_flight.claim_alongside(bench.owner().owner, "mail"), "one need not wait"
+    assert bench.driver.claim_suspect_alongside(bench.owner().owner, "mail"), "one need not wait"
     wait(bench, "mail", payload("another"))
     eventually(lambda: ask(bench, "b", "mail", first=SHORT, work=LITTLE))
     assert rest(bench, "since") >= first + LITTLE * 1000, "a rest costs a second at least"
@@ -75,16 +75,18 @@ def test_the_next_rest_is_twice_as_long_and_some_time_later(bench, suspect):
 
 def test_a_suspect_for_which_a_quiesce_was_in_vain_runs_alongside_others_at_once(bench, suspect):
     me, later = bench.owner().owner, payload("later")
-    assert bench.in_flight.claim_alongside(me, "mail") is None, "the control: it has to wait"
+    assert bench.driver.claim_suspect_alongside(me, "mail") is None, "the control: it has to wait"
     assert not room_for(bench, "a", "mail", first=SHORT).alongside
     eventually(lambda: bench.database.server_time() > rest(bench, "until"))
     assert not room_for(bench, "b", "mail", first=SHORT).alongside, "the owner itself says so"
     assert room_for(bench, "a", "mail", first=SHORT) == Room(False, False, True)
     wait(bench, "mail", later)
     assert room_for(bench, "b", "mail").alongside
-    claimed = bench.in_flight.claim_alongside(me, "mail")
+    claimed = bench.driver.claim_suspect_alongside(me, "mail")
     assert claimed.job.payload == suspect
-    assert bench.in_flight.claim_alongside(me, "mail") is None, "another has to wait for its own"
+    assert bench.driver.claim_suspect_alongside(me, "mail") is None, (
+        "another has to wait for its own"
+    )
     assert bench.recorded(bench.owner(register=False).with_(owner=me)) == [digest(suspect)]
     # It is recovered, and goes on as before: nobody quiesces for it again.
     assert bench.requeue(claimed.job) == 1

@@ -8,6 +8,7 @@ import kombu
 import pytest
 
 from celery_superfetch.model.job import Carried, digest
+from support.driver import Driver
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.inbox import TRANSPORT, Inbox, publish
@@ -74,8 +75,8 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url, bench):
     inbox = Inbox(url)
     inbox.receive(2)
     running = inbox.messages[0]
-    in_flight = inbox.channel.fetch.owner.in_flight
-    assert in_flight.begin(running._raw.claimed.job)
+    driver = Driver.of(inbox.channel.fetch.owner)
+    assert driver.start(running._raw.claimed.job)
     [owner] = bench.registry.owners()
     inbox.channel.close()
     assert bench.queue() == [payload("waiting")]
@@ -91,8 +92,8 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(url, 
     bench.push("mail", *(payload(n) for n in range(4)))
     first = Inbox(url, prefetch=2)
     first.receive(2)
-    in_flight = first.channel.fetch.owner.in_flight
-    assert in_flight.begin(first.messages[0]._raw.claimed.job)
+    driver = Driver.of(first.channel.fetch.owner)
+    assert driver.start(first.messages[0]._raw.claimed.job)
     first.channel.close()
     assert bench.queue() == [payload(n) for n in (1, 2, 3)]
     with Inbox(url, prefetch=2) as second:
@@ -281,15 +282,15 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench
     with Inbox(url, prefetch=6) as inbox:
         inbox.receive(4)
         running, _unasked, *waiting = inbox.messages
-        in_flight = inbox.channel.fetch.owner.in_flight
+        driver = Driver.of(inbox.channel.fetch.owner)
         jobs = [message._raw.claimed.job for message in (running, *waiting)]
         for job in jobs:
-            in_flight.wait(job)
-        assert in_flight.begin(jobs[0])
+            driver.reserve(job)
+        assert driver.start(jobs[0])
         inbox.channel.owner.heart.stopping = True
         assert inbox.channel.qos.requeue_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
-        assert not any(in_flight.begin(job) for job in jobs[1:])
+        assert not any(driver.start(job) for job in jobs[1:])
         inbox.settle_in()
         assert bench.queue() == raws[2:], "it claims nothing more"
         for message in inbox.messages:
@@ -305,8 +306,9 @@ def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(url, bench
     with Inbox(url) as inbox:
         inbox.receive(3)
         fetch = inbox.channel.fetch
-        for job in fetch.owner.in_flight.jobs:
-            fetch.owner.wait(job)
+        driver = Driver.of(fetch.owner)
+        for job in driver:
+            driver.reserve(job)
         inbox.settle_in()
         assert fetch.reads.armed
         bench.push("mail", raws[3])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import ExitStack
 
 import pytest
 from celery.worker import state
 
-from celery_superfetch.owner.in_flight.jobs import State
+from support.driver import Driver
 from support.waiting import always, eventually
 from support.workers.inside import HERE, acknowledge, at_rest, late, owner_of, paused, waits
 
@@ -70,9 +69,8 @@ def test_beside_a_suspect_that_runs_alone_nothing_starts(started, shop, ledger, 
     [waiting] = waits(gate)
     if early:
         acknowledge(gate, waiting)
-    jobs = owner_of(gate).in_flight.jobs
-    [jobs.alone] = [out.job for out in gate.out if "'a'" in out.request.argsrepr]
-    jobs.alone_until = time.monotonic() + 600
+    [alone] = [out.job for out in gate.out if "'a'" in out.request.argsrepr]
+    Driver.of(owner_of(gate)).run_solo(alone, seconds=600)
     with caplog.at_level(logging.INFO):
         ledger.release("b")
         eventually(lambda: len(gate.out) == 1)
@@ -136,8 +134,7 @@ def test_until_then_it_waits_and_nobody_takes_it_for_one_that_runs(
         assert (request.time_start, request.worker_pid, request._apply_result) == (None,) * 3
         assert request in state.reserved_requests
         assert request not in state.active_requests
-        assert owner_of(gate).may_start(request.delivery.job)
-        assert owner_of(gate).state_of(request.delivery.job) is State.WAITING
+        assert Driver.of(owner_of(gate)).is_reserved(request.delivery.job)
         eventually(lambda: not db.running(), message="its record is gone")
     shop.ran("b")
     eventually(lambda: at_rest(gate) and db.settled())

@@ -33,11 +33,12 @@ from celery.worker.request import Request
 from celery_superfetch.app import steps
 from celery_superfetch.model import process
 from celery_superfetch.owner.here import owners_here
-from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
 from support.apps.build import STEP
+from support.driver import Driver
+from support.interventions import call_before_acks
 from support.servers.ledger import Ledger
 from support.workers.untrusted import Unprintable
 
@@ -62,17 +63,14 @@ def while_there_is(file: str) -> None:
 
 def slow_acks() -> None:
     """An ack, and the note that a job was cancelled, wait to be let on."""
-    ack, mark_as_retry = Outbox.ack, Backend.mark_as_retry
-
-    def ack_when_told(self: Outbox, claimed: Any) -> None:
-        until_released("ack")
-        ack(self, claimed)
+    mark_as_retry = Backend.mark_as_retry
 
     def note_when_told(self: Backend, *args: Any, **kwargs: Any) -> Any:
         until_released("note")
         return mark_as_retry(self, *args, **kwargs)
 
-    Outbox.ack, Backend.mark_as_retry = ack_when_told, note_when_told
+    call_before_acks(lambda: until_released("ack"))
+    Backend.mark_as_retry = note_when_told
 
 
 def unsettled() -> None:
@@ -189,7 +187,7 @@ def slow_loop() -> None:
         book = Ledger(os.environ["LEDGER_URL"])
         if book.released("stay") and book.first("stay"):
             [membership] = owners_here()
-            with membership.in_flight.lock:
+            with Driver.of(membership).lock:
                 until_released("lock")
 
     def look(sender: Any, **_: Any) -> None:

@@ -21,7 +21,6 @@ from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.console import listener
 from celery_superfetch.model import forks, permit
 from celery_superfetch.model.foreign import describe, message_of
-from celery_superfetch.model.job import Job
 from celery_superfetch.model.process import look_at
 from celery_superfetch.model.step import Run
 from celery_superfetch.model.strikes import Blame, Recovery
@@ -29,11 +28,6 @@ from celery_superfetch.model.verdict import Reason
 from celery_superfetch.owner import heart as heart_of
 from celery_superfetch.owner import heartbeats, membership
 from celery_superfetch.owner.heart import Heart
-from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Move
-from celery_superfetch.owner.in_flight.lost_claims import LostClaims
-from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
-from celery_superfetch.owner.in_flight.outbox import Outbox
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
 from celery_superfetch.store import database, dead_set, private_lists
@@ -52,41 +46,27 @@ from celery_superfetch.worker import settling as settling_of_jobs
 from celery_superfetch.worker.handover import Handover
 from celery_superfetch.worker.maintenance import MaintenanceThread
 from celery_superfetch.worker.request import CountedRequest
+from support import interventions
 
 
 def lost_claims() -> None:
     """Claims whose reply was lost are not looked for."""
-
-    def reconcile(self: LostClaims, *_: Any) -> int:
-        self.outbox.doubt = False
-        return 0
-
-    LostClaims.reconcile = reconcile
+    interventions.reconcile_nothing()
 
 
 def lost_acks() -> None:
     """Acks that broke off are not sent again."""
-    exchange = Outbox._exchange
-
-    def once(self: Outbox, *args: Any, **options: Any) -> Any:
-        try:
-            return exchange(self, *args, **options)
-        except BaseException:
-            for _, part in (*self._again, *self._next.items()):
-                part.acks.clear()
-            raise
-
-    Outbox._exchange = once
+    interventions.send_acks_once()
 
 
 def lost_jobs() -> None:
     """A requeue that finds no claim is taken for one that went."""
-    LostJobs.add = lambda self, *_: None
+    interventions.examine_no_missing_jobs()
 
 
 def data_loss() -> None:
     """A worker that the server forgot says so in its log alone."""
-    LostJobs.record_data_loss = lambda self: None
+    interventions.record_no_data_loss()
 
 
 def known_names() -> None:
@@ -107,14 +87,7 @@ def forgotten_names() -> None:
 
 def running() -> None:
     """A channel that closes gives back whatever it has delivered."""
-    begin = InFlight.begin
-
-    def forgetful(self: InFlight, job: Job, *, record: bool = True) -> float:
-        until = begin(self, job, record=record)
-        self.jobs.move(job, Move.END)
-        return until
-
-    InFlight.begin = forgetful
+    interventions.forget_starts()
 
 
 def rests() -> None:
@@ -203,7 +176,7 @@ def excuses() -> None:
 
 def stops() -> None:
     """What a stop cuts short goes back like what only waited, and is counted by nobody."""
-    InFlight.cut_short = InFlight.end
+    interventions.count_no_stops()
     recovery_of = Recovery.of
 
     def uncounted(*args: Any, **named: Any) -> Recovery:
@@ -215,7 +188,7 @@ def stops() -> None:
 
 def quiesces_in_vain() -> None:
     """Suspects wait for a worker without other work, however long that takes."""
-    InFlight.claim_alongside = lambda *_: None
+    interventions.claim_no_suspects_alongside()
 
 
 def own_losses() -> None:

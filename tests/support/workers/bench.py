@@ -23,6 +23,8 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_set import DeadSet
+from celery_superfetch.store.history import History
+from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import WAITS, Claims
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
@@ -99,9 +101,8 @@ def lost_job(job: Job) -> LostJob:
     return LostJob(job.owner, job.queue_list, job.payload, known.task, known.task_id)
 
 
-def settling(driver: Any) -> tuple[int, int]:
+def settling(driver: Driver) -> tuple[int, int]:
     """How many of its jobs are on their way out: acked, and given back."""
-    driver = driver if isinstance(driver, Driver) else Driver(driver)
     return driver.settled_count, driver.returning_count
 
 
@@ -117,8 +118,8 @@ class Bench:
         self.registry = Registry(self.database)
         self.recoveries = Judge(self.database)
         self.dead_set = DeadSet(self.database)
+        self.parked, self.history = Parked(self.database), History(self.database)
         self.driver = Driver.over(self.database)
-        self.in_flight = self.driver._in_flight  # until all tests go by the driver
         self.lists = self.driver.lists  # an owner's claims are numbered in one place
         self._numbers = count(1)
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery_superfetch.model.job import Job
-from celery_superfetch.model.permit import clock
 from celery_superfetch.worker.gate import Gate
 from celery_superfetch.worker.stopping import owners_of
+from support.interventions import start_next_too_late, starts_withheld
 from support.waiting import eventually
 
 HERE = ("threads", "solo")  # pools that run jobs in this process
@@ -27,26 +26,14 @@ def owner_of(gate: Gate) -> Any:
 def late(gate: Gate, monkeypatch: Any, act: Callable[[], object] = int) -> None:
     """As if the process that runs its next job had slept since it was handed over; meanwhile
     something else may `act`."""
-    owner, begin = owner_of(gate), owner_of(gate).begin
-
-    def begin_late(job: Job, **how: Any) -> float:
-        if until := begin(job, **how):
-            monkeypatch.setattr(owner, "begin", begin)
-            act()
-        return until and clock() - 1
-
-    monkeypatch.setattr(owner, "begin", begin_late)
+    start_next_too_late(owner_of(gate), monkeypatch, act)
 
 
 @contextmanager
 def paused(gate: Gate) -> Iterator[None]:
     """Nothing may begin, as after a heartbeat that the server has not answered."""
-    owner = owner_of(gate)
-    begin, owner.begin = owner.begin, lambda *_, **__: 0.0
-    try:
+    with starts_withheld(owner_of(gate)):
         yield
-    finally:
-        owner.begin = begin
 
 
 def waits(gate: Gate, count: int = 1) -> list[Any]:

@@ -34,7 +34,7 @@ def hasty(server: Server, patience: float) -> Bench:
 def owner(hasty: Bench) -> Facts:
     facts = hasty.owner()
     # From here on the server knows the scripts, and we its version.
-    hasty.in_flight.claim(facts.owner, ["mail"], 1, 1, [])
-    hasty.in_flight.scripts.run_all([hasty.lists.ack(facts.owner, [])])
-    hasty.in_flight.claim_alone(facts.owner, "mail")
+    hasty.driver.claim(facts.owner, ["mail"], 1, 1, [])
+    hasty.scripts.run_all([hasty.lists.ack(facts.owner, [])])
+    hasty.driver.claim_suspect(facts.owner, "mail")
     return facts

@@ -13,9 +13,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
-from celery_superfetch.owner.in_flight.jobs import State
-from celery_superfetch.owner.in_flight.outbox import LEFT_MOST
 from celery_superfetch.store.wire.scripts import Scripts
+from support.driver import UNREAD_REPLIES_MAX
 from support.servers.faults import another_type, kill_connections, unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
@@ -24,32 +23,32 @@ from support.workers.bench import Bench, payload, settling
 def post(bench: Bench, *settled: Claimed) -> None:
     """Ack each, and wait for no answer."""
     for claimed in settled:
-        bench.in_flight.ack(claimed)
-        bench.in_flight.post()
+        bench.driver.finish(claimed)
+        bench.driver.post()
 
 
 def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     """Somebody who comes by later reads the answer."""
-    held = hasty.in_flight
+    held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
-    held.ack(one)
+    held.finish(one)
     server.pause()
     held.post()
-    assert held.jobs.counts[State.SETTLED] == 1
-    held.requeue([one.job])  # as a channel that is closed does with all that it has delivered
+    assert held.settled_count == 1
+    held.close([one.job])  # as a channel that is closed does with all that it has delivered
     server.resume()
     post(hasty, two)
-    assert held.jobs.counts[State.SETTLED] == 2, "the answers are read some at a time"
+    assert held.settled_count == 2, "the answers are read some at a time"
     held.post()
-    assert held.jobs.counts[State.SETTLED] == 0, "or when there is nothing else to do"
+    assert held.settled_count == 0, "or when there is nothing else to do"
     [three] = hasty.take(owner)
     assert three.job.payload == payload(3)
     assert settling(held) == (0, 0)
     assert hasty.private(owner) == [payload(3)]
     assert hasty.queue() == []
-    assert len(held.jobs) == 1
-    assert not held.unsent
-    assert not held.unread
+    assert len(held) == 1
+    assert not held.has_unsent
+    assert not held.has_unread
 
 
 def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
@@ -57,59 +56,59 @@ def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
     unread = []
     for claimed in bench.take(owner, *(payload(n) for n in range(count))):
         post(bench, claimed)
-        unread.append(bench.in_flight.jobs.counts[State.SETTLED])
+        unread.append(bench.driver.settled_count)
     return unread
 
 
 def test_answers_are_read_some_at_a_time(hasty, owner, lost):
     """A look at the socket costs as much as a send; and what is not known to be settled is kept."""
-    rising = [*range(1, LEFT_MOST + 1)]
-    unread = post_one_by_one(hasty, owner, 2 * LEFT_MOST + 1)
+    rising = [*range(1, UNREAD_REPLIES_MAX + 1)]
+    unread = post_one_by_one(hasty, owner, 2 * UNREAD_REPLIES_MAX + 1)
     assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
-    hasty.in_flight.post()
-    assert (len(hasty.in_flight.jobs), hasty.private(owner), lost) == (0, [], [])
+    hasty.driver.post()
+    assert (len(hasty.driver), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
     """All that it concerns is sent again."""
-    held = hasty.in_flight
+    held = hasty.driver
     jobs = hasty.take(owner, *(payload(n) for n in range(3)))
     hasty.push("mail", payload("more"))
     with another_type(hasty.client, hasty.keys.private(owner.owner)):
         post(hasty, *jobs)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.claim(owner.owner, ["mail"], 1, 1, [])
-    assert held.jobs.counts[State.SETTLED] == 3
+    assert held.settled_count == 3
     held.flush()
-    assert held.jobs.counts[State.SETTLED] == 0
+    assert held.settled_count == 0
     assert (hasty.private(owner), lost) == ([], [])
     assert hasty.queue() == [payload("more")], "it could not be claimed, and stayed"
 
 
 def test_what_a_claim_brought_beside_a_refusal_is_looked_for(hasty, owner, lost):
     """Nobody has read its answer. The control: a refusal alone leaves no doubt."""
-    held, former = hasty.in_flight, hasty.owner()
+    held, former = hasty.driver, hasty.owner()
     [before] = hasty.take(former, payload(1))
     hasty.push("mail", payload(2))
     with another_type(hasty.client, hasty.keys.private(former.owner)):
-        held.ack(before)
+        held.finish(before)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.flush()
-        assert not held.doubt
+        assert not held.needs_reconcile
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.claim(owner.owner, ["mail"], 1, 1, [])
         assert hasty.private(owner) == [payload(2)]
-        assert held.doubt
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+        assert held.needs_reconcile
+    assert held.reconcile(owner.owner, {"mail": 0}) == 1
     assert (hasty.queue(), hasty.private(former), lost) == ([payload(2)], [], [])
 
 
 def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, owner):
     """The job runs on, and is recorded as soon as that is possible."""
-    held = hasty.in_flight
+    held = hasty.driver
     [one] = hasty.take(owner, payload(0))
     with another_type(hasty.client, hasty.keys.private(owner.owner)):
-        assert held.begin(one.job)
+        assert held.start(one.job)
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             held.flush()
     held.flush()
@@ -118,12 +117,12 @@ def test_the_refusal_of_a_record_is_heard_with_the_next_thing_that_waits(hasty, 
 
 def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server, hasty, owner):
     """Whether it is there, only the server knows."""
-    held = hasty.in_flight
+    held = hasty.driver
     [one] = hasty.take(owner, payload(1), starts=1)
     held.lists.unrecord(owner.owner, ["none"])  # from here on the server knows the script
     unheard(server, lambda: held.unrecord(one.job))
     eventually(lambda: hasty.recorded(owner) == [], message="the control: it was carried out")
-    assert held.begin(one.job)
+    assert held.start(one.job)
     held.flush()
     assert hasty.recorded(owner) == [digest(payload(1))]
 
@@ -131,7 +130,7 @@ def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server
 @pytest.mark.parametrize("patience", [30])
 def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, lost):
     """Its answer is nobody's then: its ack is sent again, and finds nothing, which is no news."""
-    held, line = hasty.in_flight, hasty.in_flight._line
+    held = hasty.driver
     one, two = hasty.take(owner, *(payload(n) for n in range(3)), most=2)
 
     def handler(*_: object) -> None:
@@ -139,7 +138,7 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, 
         post(hasty, two)
 
     def interrupt() -> None:
-        eventually(lambda: line._connection is None)
+        eventually(lambda: held.is_sending)
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
@@ -153,10 +152,10 @@ def test_a_signals_handler_may_settle_while_a_claim_waits(server, hasty, owner, 
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert three.job.payload == payload(2)
-    assert held.jobs.counts[State.SETTLED] == 1
+    assert held.settled_count == 1
     held.flush()
-    assert held.jobs.counts[State.SETTLED] == 0
-    assert (len(held.jobs), hasty.private(owner), lost) == (1, [payload(2)], [])
+    assert held.settled_count == 0
+    assert (len(held), hasty.private(owner), lost) == (1, [payload(2)], [])
     held.release_connection()
     assert not hasty.client.connection_pool._in_use_connections, "the handler's is given back, too"
 
@@ -167,11 +166,11 @@ def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
     server, hasty, owner, lost, arrive, posted
 ):
     """It found nothing then, which proves nothing; or the server died before it read them."""
-    held, raws = hasty.in_flight, [payload(n) for n in range(posted + 1)]
+    held, raws = hasty.driver, [payload(n) for n in range(posted + 1)]
     *first, last = hasty.take(owner, *raws)
     server.pause()
     post(hasty, *first)
-    held.ack(last)
+    held.finish(last)
     if arrive:
         with pytest.raises(RedisTimeoutError):
             held.flush()
@@ -183,11 +182,11 @@ def test_acks_whose_answers_were_lost_are_sent_again_without_an_alarm(
             held.flush()
         server.restart()
         assert hasty.private(owner) == raws[::-1]
-    assert held.doubt
-    assert held.jobs.counts[State.SETTLED] == len(raws)
+    assert held.needs_reconcile
+    assert held.settled_count == len(raws)
     held.flush()
     assert (hasty.private(owner), settling(held)) == ([], (0, 0))
-    assert (len(held.jobs), lost) == (0, [])
+    assert (len(held), lost) == (0, [])
 
 
 def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(hasty, owner):
@@ -198,9 +197,9 @@ def test_a_posted_ack_whose_script_the_server_forgot_is_carried_out(hasty, owner
     eventually(lambda: hasty.private(owner) == [payload(2)])
     hasty.client.script_flush()
     post(hasty, two)
-    hasty.in_flight.post()
+    hasty.driver.post()
     assert hasty.private(owner) == []
-    assert len(hasty.in_flight.jobs) == 0
+    assert len(hasty.driver) == 0
 
 
 def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monkeypatch):
@@ -209,61 +208,61 @@ def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monk
     def full(*_: object, **__: object) -> None:
         raise redis.ConnectionError("max number of clients reached")
 
-    held = hasty.in_flight
-    *first, last = hasty.take(owner, *(payload(n) for n in range(LEFT_MOST + 1)))
+    held = hasty.driver
+    *first, last = hasty.take(owner, *(payload(n) for n in range(UNREAD_REPLIES_MAX + 1)))
     for claimed in first:
         post(hasty, claimed)
         hasty.client.script_flush()
-    held.ack(last)
+    held.finish(last)
     with monkeypatch.context() as patch:
         patch.setattr(Scripts, "run_all", full)
         with pytest.raises(redis.ConnectionError):
             held.post()
-    assert held.jobs.counts[State.SETTLED] == LEFT_MOST + 1
+    assert held.settled_count == UNREAD_REPLIES_MAX + 1
     held.flush()
-    assert (len(held.jobs), hasty.private(owner), lost) == (0, [], [])
+    assert (len(held), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_health_check_does_not_take_the_answer_to_a_posted_ack(server, lost):
     """redis-py sends one by itself when a connection was not read from for a while."""
     interval = 0.01
     bench = Bench(redis.Redis(host="127.0.0.1", port=server.port, health_check_interval=interval))
-    owner, held = bench.owner(), bench.in_flight
+    owner, held = bench.owner(), bench.driver
     [claimed] = bench.take(owner, payload(1), payload(2), most=1)
     post(bench, claimed)
     began = monotonic()
     eventually(lambda: monotonic() > began + 2 * interval)
     [other] = bench.take(owner)
     assert other.job.payload == payload(2)
-    assert (len(held.jobs), held.doubt, lost) == (1, False, [])
+    assert (len(held), held.needs_reconcile, lost) == (1, False, [])
 
 
 def test_an_answer_that_waited_long_on_a_lost_connection_keeps_nobody_from_asking(
     hasty, owner, lost
 ):
     """A plain consumer was away; meanwhile the server closed what idled."""
-    held = hasty.in_flight
+    held = hasty.driver
     [claimed] = hasty.take(owner, payload(1), payload(2), most=1)
     post(hasty, claimed)
     eventually(lambda: hasty.private(owner) == [])
     kill_connections(hasty.client)
-    eventually(lambda: held._line.overdue)
+    eventually(lambda: held.has_late_replies)
     [other] = hasty.take(owner)
     assert other.job.payload == payload(2)
-    assert (held.jobs.counts[State.SETTLED], lost) == (0, [])
+    assert (held.settled_count, lost) == (0, [])
 
 
 def test_a_forked_child_reads_no_answer_of_its_parents(hasty, owner, lost):
-    held = hasty.in_flight
+    held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
     post(hasty, one)
     child = os.fork()
     if child == 0:
         try:
-            held.ack(two)
+            held.finish(two)
             held.flush()
         finally:
-            os._exit(two.job in held.jobs)
+            os._exit(two.job in held)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     [three] = hasty.take(owner)
     assert three.job.payload == payload(3)

@@ -10,9 +10,8 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import digest
-from celery_superfetch.owner.in_flight import lost_claims
-from celery_superfetch.owner.in_flight.jobs import State
 from celery_superfetch.store.private_lists import WAITS
+from support.driver import Driver
 from support.servers.faults import unheard
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
@@ -23,124 +22,124 @@ TIMEOUT = 0.3
 def test_a_claim_whose_reply_was_lost_is_given_back(server, hasty, owner):
     raws = [payload(n) for n in range(5)]
     hasty.push("mail", *raws)
-    held = hasty.in_flight
+    held = hasty.driver
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 3, 1, []))
-    assert held.doubt
-    assert len(held.jobs) == 0
+    assert held.needs_reconcile
+    assert len(held) == 0
     eventually(lambda: len(hasty.private(owner)) == 3, message="the control: claimed all the same")
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 3
-    assert not held.doubt
-    assert not held.lost_claims.due, "the second look comes later"
+    assert held.reconcile(owner.owner, {"mail": 0}) == 3
+    assert not held.needs_reconcile
+    assert not held.is_reconcile_due, "the second look comes later"
     assert hasty.queue() == raws, "in the old order"
     assert hasty.private(owner) == []
-    assert len(held.jobs) == 0
+    assert len(held) == 0
 
 
 def test_a_start_that_an_older_snapshot_has_undone_is_recorded_again(hasty, owner):
     """The server has the job as waiting: the death of its owner would be no strike for it."""
-    held, now = hasty.in_flight, monotonic()
-    held.permit.heard(owner.owner, now)
+    held = hasty.driver
+    held.heartbeat_confirmed(owner.owner)
     ran, waited = hasty.take(owner, payload("ran"), payload("waited"))
     assert hasty.hand_over(ran)
     held.flush()
     assert hasty.recorded(owner) == [digest(ran.job.payload)]
     for claimed in (ran, waited):
         hasty.client.hset(hasty.keys.private(owner.owner), WAITS + claimed.job.claim_id, b"")
-    held.doubt = True
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
+    held.needs_reconcile = True
+    assert held.reconcile(owner.owner, {"mail": 0}) == 0
     assert hasty.recorded(owner) == [digest(ran.job.payload)]
-    held.ack(ran)
+    held.finish(ran)
     held.flush()
     assert hasty.private(owner) == [waited.job.payload]
 
 
 def test_a_look_that_fails_is_made_again(server, hasty, owner):
-    held = hasty.in_flight
+    held = hasty.driver
     hasty.push("mail", payload(1))
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 1, 1, []))
     eventually(lambda: hasty.private(owner))
-    unheard(server, lambda: held.lost_claims.reconcile(owner.owner, {"mail": 0}))
-    assert held.lost_claims.due
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    unheard(server, lambda: held.reconcile(owner.owner, {"mail": 0}))
+    assert held.is_reconcile_due
+    assert held.reconcile(owner.owner, {"mail": 0}) == 1
     assert hasty.queue() == [payload(1)]
 
 
 def test_what_is_held_is_not_given_back_with_it(server, hasty, owner):
     """Of two equal payloads one is held, one came with the lost reply."""
-    held = hasty.in_flight
+    held = hasty.driver
     [known] = hasty.take(owner, payload("same"))
     hasty.push("mail", payload("same"), payload("other"))
     unheard(server, lambda: held.claim(owner.owner, ["mail"], 2, 1, []))
     eventually(lambda: len(hasty.private(owner)) == 3)
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 2
+    assert held.reconcile(owner.owner, {"mail": 0}) == 2
     assert hasty.private(owner) == [payload("same")]
     assert sorted(hasty.queue()) == sorted([payload("same"), payload("other")])
-    assert known.job in held.jobs
+    assert known.job in held
 
 
 def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(hasty, owner, monkeypatch):
-    monkeypatch.setattr(lost_claims, "LATE_CLAIM", 0.2)
-    held = hasty.in_flight
+    held = hasty.driver
+    held.second_check_after(monkeypatch, 0.2)
     hasty.push("mail", payload(1))
     on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
-    held.doubt = True
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 0
+    held.needs_reconcile = True
+    assert held.reconcile(owner.owner, {"mail": 0}) == 0
     hasty.run(on_its_way)
     assert hasty.private(owner) == [payload(1)]
-    eventually(lambda: held.lost_claims.due)
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == 1
+    eventually(lambda: held.is_reconcile_due)
+    assert held.reconcile(owner.owner, {"mail": 0}) == 1
     assert hasty.queue() == [payload(1)]
-    always(lambda: not held.lost_claims.due, during=0.5)
+    always(lambda: not held.is_reconcile_due, during=0.5)
 
 
 def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(server, hasty, owner, lost):
     """The server has carried out the start, and its answer was lost."""
-    held = hasty.in_flight
+    held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2), starts=1)
-    assert held.begin(one.job)
+    assert held.start(one.job)
 
     def start() -> None:
-        assert held.begin(two.job), "nobody waits for the answer"
+        assert held.start(two.job), "nobody waits for the answer"
         held.flush()
 
     unheard(server, start)
     eventually(lambda: len(hasty.recorded(owner)) == 2)
-    held.ack(one)
+    held.finish(one)
     held.flush()
     assert lost == []
     assert hasty.private(owner) == [payload(2)]
 
 
 def test_only_the_resent_ack_is_silent(server, hasty, owner, lost):
-    held = hasty.in_flight
+    held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2))
-    held.ack(one)
+    held.finish(one)
     unheard(server, held.flush)
     hasty.client.delete(hasty.keys.private(owner.owner))
-    held.ack(two)
+    held.finish(two)
     held.flush()
     assert lost == [lost_job(two.job)]
 
 
 def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost, caplog):
-    held = hasty.in_flight
+    held = hasty.driver
     [claimed] = hasty.take(owner, payload(1))
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
-    assert held.jobs.counts[State.RETURNING] == 1
+    assert held.returning_count == 1
     assert "1 jobs could not be given back to their queues yet" in caplog.text
     server.resume()
     held.flush()
-    assert held.jobs.counts[State.RETURNING] == 0
+    assert held.returning_count == 0
     assert hasty.queue() == [payload(1)]
     assert hasty.private(owner) == []
-    assert (len(held.jobs), lost) == (0, [])
+    assert (len(held), lost) == (0, [])
 
 
 def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(server, hasty, owner):
     """A blocking read of the same process waits for the job and gets it, before anybody knows
     that it went. It ran twice."""
-    held = hasty.in_flight
+    held = hasty.driver
     [first] = hasty.take(owner, payload(1))
     held.requeue([first.job])  # from here on the server knows the script
     [claimed] = hasty.take(owner)
@@ -153,8 +152,8 @@ def test_a_return_that_is_repeated_takes_back_nothing_that_was_claimed_since(ser
     assert (hasty.queue(), hasty.landed(owner)) == ([], [payload(1)])
     [again] = held.claim(owner.owner, ["mail"], 1, 0, ["mail"]).jobs
     assert hasty.held(owner) == [again.job]
-    assert [*held.jobs] == [again.job]
-    assert held.doubt, "or one that no reply spoke of would stay here"
+    assert [*held] == [again.job]
+    assert held.needs_reconcile, "or one that no reply spoke of would stay here"
 
 
 def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server, make):
@@ -179,42 +178,42 @@ def test_redis_pys_own_retries_do_not_hide_a_lost_reply(server, make):
     server.resume()
     thread.join()
     eventually(lambda: bench.private(membership.name))
-    unknown = len(bench.private(membership.name)) - len(membership.in_flight.jobs)
-    assert unknown == 0 or membership.in_flight.doubt, f"{outcome} hides {unknown} jobs"
-    membership.in_flight.lost_claims.reconcile(membership.name, {"mail": 0})
+    unknown = len(bench.private(membership.name)) - len(Driver.of(membership))
+    assert unknown == 0 or Driver.of(membership).needs_reconcile, f"{outcome} hides {unknown} jobs"
+    Driver.of(membership).reconcile(membership.name, {"mail": 0})
 
 
 @pytest.mark.parametrize("remembered", [True, False])
 def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(hasty, owner, lost, remembered):
     """The control: without the memory of what was settled it goes back, and runs again."""
-    held = hasty.in_flight
+    held = hasty.driver
     [claimed] = hasty.take(owner, payload(1))
-    held.ack(claimed)
+    held.finish(claimed)
     held.flush()
     hasty.push("mail", payload(2))
     hasty.run(held.lists.claim(owner.owner, ["mail"], 1, 1))
     hasty.client.hset(hasty.keys.private(owner.owner), claimed.job.claim_id, payload(1))
     if not remembered:
-        held.lately.clear()
-    assert held.lost_claims.reconcile(owner.owner, {"mail": 0}) == (1 if remembered else 2)
+        held.forget_acks()
+    assert held.reconcile(owner.owner, {"mail": 0}) == (1 if remembered else 2)
     assert hasty.private(owner) == []
     assert hasty.queue() == ([payload(2)] if remembered else [payload(1), payload(2)])
-    assert (len(held.jobs), lost) == (0, [])
+    assert (len(held), lost) == (0, [])
 
 
 def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, make, hasty):
     """D4. The reply to its claim was lost within two minutes of the first one's ack."""
     membership = make(params={"socket_timeout": TIMEOUT})
     membership.join(1, {"mail": 0})
-    held, again = membership.in_flight, payload("again")
+    held, again = Driver.of(membership), payload("again")
     for _ in range(2):
         hasty.push("mail", again)
         [claimed] = membership.claim(["mail"], 1, 1).jobs
-        held.ack(claimed)
+        held.finish(claimed)
         held.flush()
         hasty.push("mail", again)
         unheard(server, lambda: membership.claim(["mail"], 1, 1))
         eventually(lambda: hasty.private(membership.name) == [again])
-        assert held.lost_claims.reconcile(membership.name, {"mail": 0}) == 1
+        assert held.reconcile(membership.name, {"mail": 0}) == 1
         assert hasty.queue() == [again]
         hasty.client.delete("mail")

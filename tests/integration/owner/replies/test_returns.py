@@ -8,7 +8,6 @@ import redis
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Decision, Limits, Recovery, decide
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.signals import job_recovered, job_recovering
 from support.servers.proxy import FaultProxy, Words
 from support.waiting import eventually
@@ -32,7 +31,7 @@ def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server
 
     with FaultProxy(server.port) as proxy:
         bench = Bench(redis.Redis(port=proxy.port))
-        owner, held = bench.owner(), bench.in_flight
+        owner, held = bench.owner(), bench.driver
         jobs = [claimed.job for claimed in bench.take(owner, *raws, most=150)]
         direct.client.script_flush()
         direct.client.config_resetstat()
@@ -40,7 +39,7 @@ def test_two_returns_that_meet_a_server_without_their_script_both_go_back(server
         held.requeue(reversed(jobs))
         assert direct.queue() == raws
         assert direct.private(owner) == []
-        assert len(held.jobs) == 0
+        assert len(held) == 0
 
 
 def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
@@ -60,10 +59,10 @@ def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
     sha = direct.client.script_load(direct.scripts._source("recover"))
     with FaultProxy(server.port) as proxy:
         bench = Bench(redis.Redis(port=proxy.port))
-        lost_runs, owner = LostRuns(bench.in_flight), bench.owner()
+        owner = bench.owner()
 
         def recover(job: Job) -> DeadJob | None:
-            return lost_runs.recover_or_kill(job, "pool child lost", sender, limits)
+            return bench.driver.recover_or_kill(job, "pool child lost", sender, limits)
 
         [claimed] = bench.take(owner, payload(1))
         proxy.cut_at(lambda words: words[:2] == [b"EVALSHA", sha.encode()], reply_lost=True)
@@ -75,7 +74,7 @@ def test_a_recovery_whose_reply_was_lost_is_counted_and_told_once(server):
         assert direct.private(owner) == [payload(1)], "it runs"
         counters = direct.counters(payload(1))
         assert (counters.recoveries, counters.strikes) == (1, 1)
-        assert [*bench.in_flight.jobs] == [again.job]
+        assert [*bench.driver] == [again.job]
         assert [(recovery.strikes, recovery.recoveries) for recovery in told] == [(1, 1)]
         dead = recover(again.job)
         assert dead is not None, "the control: this run is another"

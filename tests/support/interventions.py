@@ -1,0 +1,121 @@
+"""What tests change in the code that has the jobs in flight: a mechanism is taken out, for the
+control of its test, or a moment is held.
+
+Beside ``driver.py`` only this file knows the modules of ``celery_superfetch.owner.in_flight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.permit import clock
+from celery_superfetch.owner.in_flight.in_flight import InFlight
+from celery_superfetch.owner.in_flight.jobs import Move
+from celery_superfetch.owner.in_flight.lost_claims import LostClaims
+from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
+from celery_superfetch.owner.in_flight.outbox import Outbox
+from celery_superfetch.owner.owner import Owner
+
+if TYPE_CHECKING:
+    import pytest  # a worker that imports this file has none
+
+# -- one owner of this process
+
+
+@contextmanager
+def starts_withheld(owner: Owner) -> Iterator[None]:
+    """Let no job of an owner start meanwhile, as if its heartbeats had no reply."""
+    begin, owner.begin = owner.begin, lambda *_, **__: 0.0
+    try:
+        yield
+    finally:
+        owner.begin = begin
+
+
+def start_next_too_late(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object] = int
+) -> None:
+    """Let the next start of an owner be past its deadline; ``act`` is called in between."""
+    begin = owner.begin
+
+    def begin_late(job: Job, **how: Any) -> float:
+        if deadline := begin(job, **how):
+            monkeypatch.setattr(owner, "begin", begin)
+            act()
+        return deadline and clock() - 1
+
+    monkeypatch.setattr(owner, "begin", begin_late)
+
+
+# -- all owners of this process, until it ends
+
+
+def call_before_acks(act: Callable[[], object]) -> None:
+    """Call a function before each ack."""
+    ack = Outbox.ack
+
+    def act_and_ack(self: Outbox, claimed: Claimed) -> None:
+        act()
+        ack(self, claimed)
+
+    Outbox.ack = act_and_ack
+
+
+def reconcile_nothing() -> None:
+    """Let claims whose reply was lost stay in the private list."""
+
+    def reconcile(self: LostClaims, *_: Any) -> int:
+        self.outbox.doubt = False
+        return 0
+
+    LostClaims.reconcile = reconcile
+
+
+def send_acks_once() -> None:
+    """Do not send acks again whose replies were lost."""
+    exchange = Outbox._exchange
+
+    def once(self: Outbox, *args: Any, **options: Any) -> Any:
+        try:
+            return exchange(self, *args, **options)
+        except BaseException:
+            for _, part in (*self._again, *self._next.items()):
+                part.acks.clear()
+            raise
+
+    Outbox._exchange = once
+
+
+def examine_no_missing_jobs() -> None:
+    """Treat a requeue that finds no claim as one that was carried out."""
+    LostJobs.add = lambda self, *_: None
+
+
+def record_no_data_loss() -> None:
+    """Do not record on the server that it had forgotten this process."""
+    LostJobs.record_data_loss = lambda self: None
+
+
+def forget_starts() -> None:
+    """Treat a job that was started as one that waits."""
+    begin = InFlight.begin
+
+    def begin_and_forget(self: InFlight, job: Job, *, record: bool = True) -> float:
+        deadline = begin(self, job, record=record)
+        self.jobs.move(job, Move.END)
+        return deadline
+
+    InFlight.begin = begin_and_forget
+
+
+def count_no_stops() -> None:
+    """Requeue a run that a stop cut short like a job that only waited."""
+    InFlight.cut_short = InFlight.end
+
+
+def claim_no_suspects_alongside() -> None:
+    """Claim a job on probation for a solo run only."""
+    InFlight.claim_alongside = lambda *_: None
