@@ -11,7 +11,7 @@ PARTS = "celery_superfetch.console"  # group of entry points
 
 
 def console(part: str) -> Any:
-    """``judge`` or ``serve_metrics``; ConfigError: the installation has no such entry point."""
+    """``judge``; ConfigError: the installation has no such entry point."""
     for entry in entry_points(group=PARTS, name=part):
         return entry.load()
     raise ConfigError(

@@ -23,7 +23,7 @@ from .schedule import scheduled
 if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
     from typing_extensions import TypedDict, Unpack
 
-    from ..model.config import Jobs, Port, Recoveries, Seconds, Stops, Strikes, Text
+    from ..model.config import Jobs, Recoveries, Seconds, Stops, Strikes, Text
 
     class Kombu(TypedDict, total=False):  # any other can be in broker_transport_options
         health_check_interval: float
@@ -46,8 +46,6 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
         dead_limit: Jobs
         dead_ttl: Seconds
         claim_limit: Jobs
-        metrics_port: Port
-        metrics_host: Text
         unknown_tasks: Text
         stuck_after: Seconds | None
         accepted_findings: Text

@@ -1,8 +1,7 @@
-"""Bounds of the console's HTTP listeners: the page, ``superfetch metrics`` and ``metrics_port``.
+"""Bounds of the console's HTTP listeners: the page and ``superfetch metrics``.
 
 A client can open connections and send nothing, or send and read a byte at a time. Without bounds
-each such connection costs a file descriptor (of a worker, with ``metrics_port``) for as long as the
-client likes.
+each such connection costs a file descriptor for as long as the client likes.
 """
 
 from __future__ import annotations

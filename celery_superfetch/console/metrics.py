@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -244,8 +243,6 @@ def serve(app: Celery, host: str, port: int) -> MetricsServer:
     where it cannot listen: mostly, at a port in use."""
     server = MetricsServer(make_wsgi_app(_registry(app)), host, port)
     threading.Thread(target=server.serve, name="superfetch-metrics-server", daemon=True).start()
-    # A pool's child that outlives its worker would keep the port from the next one.
-    os.register_at_fork(after_in_child=server.socket.close)
     return server
 
 

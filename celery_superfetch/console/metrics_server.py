@@ -1,4 +1,4 @@
-"""The HTTP server of ``superfetch metrics`` and ``metrics_port``: few and short connections."""
+"""The HTTP server of ``superfetch metrics``: few and short connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .listener import BUSY, OpenConnections, is_loopback, listening_sockets, nam
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Connections at a time; each has a thread, and a file descriptor, of the worker.
+#: Connections at a time; each has a thread, and a file descriptor.
 METRICS_MAX_CONNECTIONS = 8
 
 #: Seconds that a client has for its request, and for each part of the answer.

@@ -12,6 +12,12 @@ from ..errors import ConfigError
 #: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
 LONGEST = 10 * 365 * 86400.0
 
+#: Removed option -> what does its work now.
+REMOVED_OPTIONS = {
+    "metrics_host": "run `celery superfetch metrics --host`, one process for each database",
+    "metrics_port": "run `celery superfetch metrics --port`, one process for each database",
+}
+
 #: How like another name a misspelt one is, at least (difflib's ratio); no other broker's is.
 NEAR = 0.85
 
@@ -33,7 +39,6 @@ Strikes: TypeAlias = int
 Recoveries: TypeAlias = int
 Stops: TypeAlias = int
 Jobs: TypeAlias = int
-Port: TypeAlias = int
 Text: TypeAlias = str
 
 
@@ -92,14 +97,6 @@ class Config:
     """One claim takes at most so many jobs, whatever the prefetch count allows. This bounds the
     size of a reply and the time that a script takes."""
 
-    metrics_port: Port = 0
-    """Each worker serves its metrics at this port; 0 means that it does not. It needs the extra
-    `console`."""
-
-    metrics_host: Text = "127.0.0.1"
-    """The address at which a worker serves its metrics. Use `0.0.0.0` if Prometheus runs on
-    another host."""
-
     unknown_tasks: Text = "requeue"
     """What a worker does with a job of a task that it does not know, or that Celery cannot decode
     or calls invalid. `"discard"` is Celery's own way."""
@@ -130,12 +127,18 @@ class Config:
 
 
 def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Those options that are ours; ConfigError: another has nearly the name of one of these, or of
-    one that is ``known``, or is kombu's and leaves a queue without a list."""
+    """Return the options of this package.
+
+    Raises:
+        ConfigError: an option was removed, or has nearly the name of one of these or of one that is
+            ``known``, or is kombu's and leaves a queue without a list.
+    """
     if "priority_steps" in options:
         _check_priority_steps(options["priority_steps"])
     valid = {*OPTIONS, *known}
     for name in options:
+        if name in REMOVED_OPTIONS:
+            raise ConfigError(f"unknown option {name!r}; instead, {REMOVED_OPTIONS[name]}")
         if name not in valid:
             import difflib  # whoever makes no mistake need not wait for it
 
@@ -158,7 +161,7 @@ def _check_priority_steps(steps: Any) -> None:
 def check(options: Mapping[str, Any]) -> None:
     """Refuse options of ours that are impossible, alone or together (ConfigError)."""
     for name, value in options.items():
-        # A default may be 0, which turns something off.
+        # A default may be None, which turns something off.
         if value != DEFAULTS[name] and (wrong := _wrong_with(name, value)):
             raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
@@ -182,8 +185,6 @@ def _wrong_with(name: str, value: Any) -> str:
         return f"a number ({unit})"
     if not math.isfinite(value) or value <= 0:
         return "greater than 0 and finite"
-    if unit == "port" and value > 65535:
-        return "at most 65535"
     if kind == "float" and value > LONGEST:
         return f"at most {LONGEST:.0f} s (ten years)"
     return f"a whole number ({unit})" if kind == "int" and value != int(value) else ""

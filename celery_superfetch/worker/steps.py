@@ -14,7 +14,6 @@ from kombu.utils import functional
 from redis.exceptions import RedisError
 
 from ..app.broker import client_of, config_of, database_of
-from ..app.console import console
 from ..app.guard import limits_of
 from ..app.installation import configure
 from ..app.result_backends import mend_backends_of_tasks
@@ -63,7 +62,6 @@ class Maintenance(bootsteps.StartStopStep):
         self.thread = MaintenanceThread(worker.app)
         self.release_thread = ReleaseThread()
         self.stopper = Stopper(worker)
-        self.metrics: Any = None  # their server, where ``metrics_port`` says so
         if worker.pool_cls.__module__ == EVENTLET:
             raise SystemExit(
                 "celery_superfetch: the eventlet pool is not supported. A job that does not yield "
@@ -114,7 +112,6 @@ class Maintenance(bootsteps.StartStopStep):
         call_revoked()
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
         signals.worker_shutdown.connect(self.on_shutdown, sender=worker)
-        self.metrics = _serve_metrics(app)
 
     def on_shutting_down(self, **_: Any) -> None:
         """Runs in the signal handler; the first SIGINT puts that of the next in place."""
@@ -129,16 +126,12 @@ class Maintenance(bootsteps.StartStopStep):
             sender.superfetch_gate.run_counts.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
-        if os.getpid() != self.pid:  # these threads, and the metrics' server, are the parent's
+        if os.getpid() != self.pid:  # these threads are the parent's
             return
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         self.thread.over.set()
         self.release_thread.over.set()
-        if self.metrics is not None:
-            self.metrics.shutdown()
-            self.metrics.server_close()
-            self.metrics = None
 
     def close(self, worker: Any) -> None:
         """The first thing of any shutdown, while the pool knows its jobs."""
@@ -155,27 +148,6 @@ class Maintenance(bootsteps.StartStopStep):
         self.stopper.requeue_waiting()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
-
-
-def _serve_metrics(app: Any) -> Any:
-    config = config_of(app)
-    if not config.metrics_port:
-        return None
-    at = f"{config.metrics_host}:{config.metrics_port}"
-    try:
-        server = console("serve_metrics")(app, config.metrics_host, config.metrics_port)
-        logger.info("Metrics are served at http://%s/metrics.", at)
-        return server
-    except SuperfetchError as exc:
-        raise SystemExit(f"celery_superfetch: {exc}") from exc
-    except (OSError, OverflowError) as exc:  # another worker of this host serves them, mostly
-        logger.warning(
-            "This worker serves no metrics at %s: %s. It works on. Give metrics_port to one worker "
-            "of a host, or each its own.",
-            at,
-            exc,
-        )
-        return None
 
 
 class Guarded(bootsteps.StartStopStep):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import pytest
 
 from support.waiting import eventually
@@ -59,3 +60,24 @@ def test_what_ends_before_its_worker_does_is_acked(worker, shop, ledger, db, poo
     assert not db.private_lists()
     assert not db.waiting()
     assert not db.owners(), "it left in order"
+
+
+@pytest.mark.parametrize(("without", "code"), [("", 1), ("exit_codes", 0)])
+def test_a_worker_without_file_descriptors_exits_as_one_that_failed(
+    worker, shop, ledger, db, without, code
+):
+    """A supervisor that restarts only on failure starts it again. The control exits with 0."""
+    one = worker(concurrency=1, env={"WITHOUT": without})
+    shop.hold.delay("h")
+    eventually(lambda: ledger.starts().get("h"))
+    process = psutil.Process(one.pid)
+    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), process.num_fds()))
+    [child] = one.children()
+    child.kill()
+    assert one.wait_exit() == code, one.tail()
+    assert "Too many open files" in one.log()
+    ledger.release()
+    worker(concurrency=1)
+    eventually(lambda: "h" in ledger.finishes())
+    eventually(lambda: not db.private_lists())
+    assert ledger.runs()["h"] <= 3

@@ -82,9 +82,3 @@ def test_a_command_without_its_extra_says_in_one_line_what_to_install(command, e
     assert failed.out == ""
     [line] = failed.err.splitlines()
     assert f"pip install 'celery-superfetch[{extra}]'" in line
-
-
-def test_a_worker_that_cannot_serve_its_metrics_says_what_to_install(bare, worker):
-    one = worker(pool="solo", options={"metrics_port": 1}, env=bare, ready=False)
-    one.wait_log("pip install 'celery-superfetch[console]'")
-    assert one.wait_exit() == 1

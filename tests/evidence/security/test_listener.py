@@ -28,10 +28,6 @@ from support.waiting import eventually
 from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
 
-#: More than a listener takes, and than the descriptors that a worker has left.
-IDLE = 40
-LEFT = 24
-
 #: Connections that send nothing to the page.
 SLOW = 400
 
@@ -93,59 +89,6 @@ def test_a_connection_is_overdue_only_while_its_client_has_to_act():
     assert len(connections) == 1, "what is ended stays so"
 
 
-# -- the metrics of a worker
-
-
-def fill(worker: Any, port: int, connect: Callable[[int], socket.socket]) -> list[socket.socket]:
-    """Open idle connections at a worker that has few descriptors left."""
-    process = psutil.Process(worker.pid)
-    limit = process.num_fds() + LEFT
-    process.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
-    return [connect(port) for _ in range(IDLE)]
-
-
-def test_idle_connections_leave_a_worker_its_descriptors(worker, shop, ledger, db, connect):
-    port = free_port()
-    one = worker(concurrency=1, options={"metrics_port": port})
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
-    idle = fill(one, port, connect)
-    eventually(lambda: sum(map(is_ended, idle)) == IDLE - METRICS_MAX_CONNECTIONS)
-    assert httpx.get(f"http://127.0.0.1:{port}/metrics").status_code == 200
-    [child] = one.children()
-    child.kill()
-    eventually(lambda: ledger.runs().get("h") == 2, message="a new pool process runs it")
-    ledger.release()
-    eventually(lambda: "h" in ledger.finishes())
-    eventually(lambda: not db.private_lists())
-    assert one.alive()
-    assert ledger.runs() == {"h": 2}
-    one.stop()
-
-
-@pytest.mark.parametrize(("without", "code"), [("bounded_listeners", 1), ("exit_codes", 0)])
-def test_the_control_else_they_end_it_and_its_exit_code_says_so(
-    worker, shop, ledger, db, connect, without, code
-):
-    """The exit code is that of a failure: a supervisor starts it again."""
-    port = free_port()
-    env = {"WITHOUT": ",".join({"bounded_listeners", without})}
-    one = worker(concurrency=1, options={"metrics_port": port}, env=env)
-    shop.hold.delay("h")
-    eventually(lambda: ledger.starts().get("h"))
-    limit = fill(one, port, connect) and psutil.Process(one.pid).rlimit(psutil.RLIMIT_NOFILE)[0]
-    eventually(lambda: psutil.Process(one.pid).num_fds() >= limit - 1)
-    [child] = one.children()
-    child.kill()
-    assert one.wait_exit() == code, one.tail()
-    assert "Too many open files" in one.log()
-    ledger.release()
-    worker(concurrency=1)
-    eventually(lambda: "h" in ledger.finishes())
-    eventually(lambda: not db.private_lists())
-    assert ledger.runs()["h"] <= 3
-
-
 # -- the exporter
 
 
@@ -184,7 +127,7 @@ def test_the_exporter_ends_a_head_that_comes_byte_by_byte(exporter, connect):
     assert httpx.get(f"http://127.0.0.1:{port}/").status_code == 200
 
 
-# -- the server of both kinds of metrics
+# -- the exporter's server
 
 
 @pytest.fixture

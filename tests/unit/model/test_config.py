@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_superfetch.errors import ConfigError, SuperfetchError
-from celery_superfetch.model.config import LONGEST, OPTIONS, Config
+from celery_superfetch.model.config import LONGEST, OPTIONS, REMOVED_OPTIONS, Config
 from celery_superfetch.transport.transport import KNOWN_OPTIONS
 
 DEFAULTS = {
@@ -26,11 +26,9 @@ NUMBERS = sorted(DEFAULTS)
 def test_the_defaults_are_the_documented_ones():
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    named = {"app_name", "global_keyprefix", "metrics_host", "metrics_port", "unknown_tasks"}
+    named = {"app_name", "global_keyprefix", "unknown_tasks"}
     named |= {"stuck_after", "accepted_findings"}
     assert set(OPTIONS) == set(DEFAULTS) | named
-    assert (config.metrics_port, config.metrics_host) == (0, "127.0.0.1")
-    assert Config(metrics_port=0) == config, "it may be turned off, too"
 
 
 def test_what_looks_at_long_jobs_is_off_by_default():
@@ -48,12 +46,6 @@ def test_stops_may_have_no_limit():
     for wrong in (0, -1, 1.5, "50", True):
         with pytest.raises(ConfigError, match="stop_limit"):
             Config(stop_limit=wrong)
-
-
-def test_a_port_is_one():
-    assert Config(metrics_port=65535).metrics_port == 65535
-    with pytest.raises(ConfigError, match="'metrics_port' must be at most 65535, it is 99999"):
-        Config(metrics_port=99999)
 
 
 @pytest.mark.parametrize("steps", [[], (), None, 3, "0369", ["0"], [0, None], [True]], ids=repr)
@@ -119,6 +111,12 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, right):
         Config.from_options({wrong: 1}, known=("priority_steps",))
     assert repr(wrong) in str(caught.value)
     assert f"did you mean {right!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(REMOVED_OPTIONS))
+def test_a_removed_option_is_refused_with_what_to_do(name):
+    with pytest.raises(ConfigError, match=f"unknown option '{name}'; instead, run `celery super"):
+        Config.from_options({name: 1})
 
 
 @pytest.mark.parametrize(
