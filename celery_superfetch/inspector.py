@@ -121,6 +121,13 @@ class Inspector:
             age = max(0, now - scores[owner]) / 1000
             yield facts, age, judge(local_evidence(facts, here, known.values(), age))
 
+    def refusals(
+        self, lines: Iterable[str], queue_lists: Iterable[str]
+    ) -> list[tuple[str, str, Exception]] | None:
+        """Return line, key and error of each command, and of each queue list, that the server
+        refuses to this user; None if it does not say."""
+        return self.database.refusals(lines, queue_lists)
+
     @property
     def deadlock(self) -> tuple[str, str] | None:
         """What may stop this process for ever, and what mends it; None: nothing is known of."""

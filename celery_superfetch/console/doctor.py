@@ -19,6 +19,7 @@ from ..model.words import command, number, span
 from .finding import Finding, Level, accepted, sorted_by_level
 from .health import findings
 from .overview import overview_of
+from .permissions import refused
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -88,7 +89,7 @@ def of_versions(owners: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _permissions(inspector: Inspector, lists: Iterable[str]) -> Iterator[Finding]:
-    denied = inspector.database.refused(lists)
+    denied = refused(inspector, lists)
     if denied is None:
         return
     who, unknown = "the server's ACL forbids this user", denied.unknown

@@ -13,7 +13,6 @@ from ..model.records import whole
 from .keys import Keys
 
 if TYPE_CHECKING:
-    from .wire.permissions import Refused
     from .wire.scripts import Scripts
 
 T = TypeVar("T")
@@ -48,11 +47,13 @@ class Database:
         time: Any = self.client.time()
         return int(time[0]) * 1000 + int(time[1]) // 1000
 
-    def refused(self, queue_lists: Iterable[str]) -> Refused | None:
-        """What a worker of these queue lists needs, and this user may not do; None: unknown."""
-        from .wire.permissions import refused
+    def refusals(
+        self, lines: Iterable[str], queue_lists: Iterable[str]
+    ) -> list[tuple[str, str, Exception]] | None:
+        """Return which commands, and which queue lists, the server refuses (``wire/refusals``)."""
+        from .wire.refusals import refusals
 
-        return refused(self.client, self.keys.never, [*map(self.keys.queue, queue_lists)])
+        return refusals(self.client, self.keys.never, lines, map(self.keys.queue, queue_lists))
 
     def take_turn(self, scope: str, seconds: float) -> bool:
         """Whether it is the caller's turn; then nobody else has one for so many seconds."""

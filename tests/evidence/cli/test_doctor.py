@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from celery_superfetch.app.reaper import note
-from celery_superfetch.store.wire.permissions import OPTIONAL, REQUIRED, name_of, refused
+from celery_superfetch.console.permissions import OPTIONAL, REQUIRED, name_of, refused
+from celery_superfetch.inspector import Inspector
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, ended_process, payload
 from support.workers.cli import Result
@@ -171,15 +172,15 @@ def test_each_command_that_is_forbidden_is_named(user):
         url = user("~*", "+multi", *(one for one in allowed if one != f"+{missing}"))
         with redis.Redis.from_url(url) as client:
             bench = Bench(client)
-            found = refused(client, bench.keys.never, ["mail"])
+            found = refused(Inspector(bench.database), ["mail"])
             assert found is not None
             assert [*found.required, *found.optional] == ([missing] if missing else [])
             assert (found.names, found.unknown) == ([], frozenset())
             assert client.exists("mail", bench.keys.never) == 0, "nothing was done"
     with redis.Redis.from_url(user("~*", "+ping")) as client:
-        assert refused(client, "never", []) is None
+        assert refused(Inspector(Bench(client).database), []) is None
     with redis.Redis.from_url(user("~superfetch:*", "+@all")) as client:
-        found = refused(client, "superfetch:never", ["mail", "celery"])
+        found = refused(Inspector(Bench(client).database), ["mail", "celery"])
         assert found == ([], {}, ["mail", "celery"], frozenset())
 
 

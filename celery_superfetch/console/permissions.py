@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from .scripts import CHECKOUT, asked
-from .server import is_passing
+from ..inspector import Inspector
 
 #: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
 #: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
@@ -60,27 +58,13 @@ def name_of(line: str) -> str:
     return line.partition(" ")[0]
 
 
-def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
-    """Ask for each command (with ``never``, a key that never exists), and for ``keys``, in a
-    transaction that is never executed: the server checks permissions, and nothing else, as it
-    queues. ``ACL DRYRUN`` would need a permission of its own, and Redis 7. None where not even that
-    may be asked."""
-    looks = [(line, never) for line in (*REQUIRED, *OPTIONAL)]
-    looks += [("llen K", key) for key in keys]
-    connection: Any = client.connection_pool.get_connection(*CHECKOUT)
-    try:
-        begun, *replies = asked(connection, ["MULTI"], *(_words(*look) for look in looks))
-    finally:
-        connection.disconnect()  # and with it goes the transaction
-        client.connection_pool.release(connection)
-    if isinstance(begun, Exception):
+def refused(inspector: Inspector, queue_lists: Iterable[str]) -> Refused | None:
+    """Return which commands that a worker needs, and which of its queue lists, the server refuses
+    to the inspector's user; None if that cannot be found out. It changes nothing."""
+    denied = inspector.refusals([*REQUIRED, *OPTIONAL], queue_lists)
+    if denied is None:
         return None
-    answers = zip(looks, replies, strict=True)
-    # A full server, or a replica, refuses writes as they are queued; that passes.
-    denied = [
-        (*look, why) for look, why in answers if isinstance(why, Exception) and not is_passing(why)
-    ]
-    keys_alone = [name for _, name, why in denied if _is_of_keys(why)]
+    keys_alone = [key for _, key, why in denied if _is_of_keys(why)]
     lines = [(line, why) for line, _, why in denied if not _is_of_keys(why)]
     unknown = [name_of(line) for line, why in lines if not isinstance(why, NoPermissionError)]
     return Refused(
@@ -94,8 +78,3 @@ def refused(client: Redis, never: str, keys: Sequence[str]) -> Refused | None:
 def _is_of_keys(why: Exception) -> bool:
     """Return whether a refusal is of the key, and not of the command."""
     return isinstance(why, NoPermissionError) and "to run the" not in str(why)
-
-
-def _words(line: str, key: str) -> list[str]:
-    name, *arguments = line.split()
-    return [*name.split("|"), *(key if word == "K" else word for word in arguments)]
