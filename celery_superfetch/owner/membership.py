@@ -56,9 +56,9 @@ class Membership:
         self.pid = own_pid()
         self.heart = Heart(params, elsewhere, config, runner)
         self.client = self.heart.client  # for all but the heart and the blocking reads
-        self.in_flight = self.heart.in_flight
-        self.database = self.in_flight.database
-        self.lost_runs = LostRuns(self.in_flight)
+        self.leases = self.heart.in_flight
+        self.database = self.leases.database
+        self.settlement = LostRuns(self.leases)
         self.overdue = self.heart.overdue  # also what failed while the server was away
         self._users: dict[int, Mapping[str, int]] = {}  # channels -> what each claims from
         #: Held over whole conversations with the server; the heart's thread never takes it.
@@ -103,7 +103,7 @@ class Membership:
     def _unused(self) -> Collection[str]:
         """Queue lists from which nobody claims any more, once they are many; sure to be empty."""
         unused = self.heart.facts.lists.keys() - self._consumed()
-        if len(unused) < MANY_UNUSED or not self.in_flight.lost_claims.none_left:
+        if len(unused) < MANY_UNUSED or not self.leases.lost_claims.none_left:
             return ()
         return unused - Holdings(self.database).of([self.name])[self.name].lists.keys()
 
@@ -130,7 +130,7 @@ class Membership:
     def claim(self, lists: Sequence[str], *asked: Any) -> Claims:
         """As ``InFlight.claim``; registers first when the server does not know this owner."""
         for _ in range(REGISTRATIONS):
-            claims = self.in_flight.claim(self.name, lists, *asked)
+            claims = self.leases.claim(self.name, lists, *asked)
             if claims.registered:
                 break
             self.heartbeat()
@@ -138,11 +138,11 @@ class Membership:
 
     def unland(self, owner: str, lists: Iterable[str]) -> None:
         """Give back what landed for an owner that is, or was, this process's; if need be later."""
-        expires = {name: self.in_flight.expires.get(name, 0) for name in lists}
+        expires = {name: self.leases.expires.get(name, 0) for name in lists}
         try:
-            self.in_flight.lists.unland(owner, expires)
+            self.leases.lists.unland(owner, expires)
         except RedisError:
-            self.overdue.append(partial(self.in_flight.lists.unland, owner, expires))
+            self.overdue.append(partial(self.leases.lists.unland, owner, expires))
 
     def catch_up(self) -> None:
         """Do what is overdue, and send what waits; what cannot be done now waits on."""
@@ -157,8 +157,8 @@ class Membership:
             except (RedisError, OSError):
                 self.overdue.append(act)
                 raise
-        self.in_flight.flush()
-        self.in_flight.lost_jobs.examine()
+        self.leases.flush()
+        self.leases.lost_jobs.examine()
 
     def leave(self, user: int, *, answered: bool = True) -> None:
         """A channel is done: settle; with the last one, and nothing held, the process leaves. Never
@@ -171,7 +171,7 @@ class Membership:
                 with self._lock:
                     self._users.pop(user, None)
                     self.heart.consumed = self._consumed()
-                    if not self._users and self.name and not len(self.in_flight.jobs):
+                    if not self._users and self.name and not len(self.leases.jobs):
                         self._end(tombstone=0 if answered else BLOCK_TIMEOUT)
 
         # Where no channel comes after this one, nobody else would send the rest.
@@ -183,10 +183,10 @@ class Membership:
             )
 
     def _settle(self) -> None:
-        self.in_flight.flush()
-        if self.in_flight.doubt:
-            self.in_flight.lost_claims.reconcile(self.name, self.heart.facts.lists)
-        self.in_flight.lost_jobs.examine()
+        self.leases.flush()
+        if self.leases.doubt:
+            self.leases.lost_claims.reconcile(self.name, self.heart.facts.lists)
+        self.leases.lost_jobs.examine()
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Do it, at the last of some tries if need be; the error if that failed, too. The first may
@@ -207,10 +207,10 @@ class Membership:
         def settle() -> None:
             self._settle()
             if not self.heart.failing:
-                self.in_flight.requeue_all()
-            elif self.in_flight.requeue_idle():
+                self.leases.requeue_all()
+            elif self.leases.requeue_idle():
                 return  # still registered: a peer finds this process gone, and strikes what it ran
-            self.in_flight.lost_jobs.examine()
+            self.leases.lost_jobs.examine()
             self._users.clear()
             self._end(tombstone=0)
 
@@ -240,5 +240,5 @@ class Membership:
         if left < 0:
             self.heart.was_lost("reaped", owner)
         self._heartbeats = None
-        self.in_flight.release_connection()
+        self.leases.release_connection()
         self.heart.leave_pool()

@@ -27,6 +27,7 @@ from ..store.wire.server import FULL, even_if_full, tried_again
 from ..store.wire.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 from .frugal import FrugalChannel
+from .intake import Intake
 from .steps import is_published_as, publish_step
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Channel(FrugalChannel):
     _steps: PrivateLists | None = None  # for steps alone
     _several = False  # what is published just now goes to several queues
     _unserved = False  # what is consumed has changed since somebody looked
-    unreceivable: Any = None  # a Celery worker's, for jobs that its consumer cannot digest
+    intake = Intake()  # a Celery worker sets its own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
@@ -158,19 +159,18 @@ class Channel(FrugalChannel):
         if callback is None:  # cancelled meanwhile
             self.fetch.requeue([claimed.job])
             return False
-        unreceivable = self.unreceivable
         try:
-            gone = unreceivable and unreceivable.intercept(claimed, self)
+            gone = self.intake.intercept(claimed, self)
             message = None if gone else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
             self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
             raise
-        if message is None or (unreceivable and unreceivable.parks(message)):
+        if message is None or self.intake.park(message):
             return False
         try:
             callback(message)
         except Exception as exc:
-            if unreceivable is None or not unreceivable.refuses(message, exc):
+            if not self.intake.refuse(message, exc):
                 raise
         return True
 

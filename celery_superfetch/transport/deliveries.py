@@ -53,12 +53,12 @@ class Delivery(dict[str, Any]):
         the last job, too, since the next claim comes later."""
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
-        owner.ack(self.claimed)
+        owner.leases.ack(self.claimed)
         # Where nobody comes by later to read the answer, it is waited for.
         unattended = channel.closed or not channel.consumes
         if unattended or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
-                owner.flush(wait=unattended)
+                owner.leases.flush(wait=unattended)
             except (*channel.connection_errors, channel.ResponseError) as exc:
                 logger.warning(
                     "The ack of job %s could not be sent yet (%s). It is kept and sent again; "
@@ -71,7 +71,7 @@ class Delivery(dict[str, Any]):
     def requeue(self, where: str = "front") -> None:
         if self.is_open:
             self.drop()
-            self.owner.end(self.job)
+            self.owner.leases.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
@@ -109,7 +109,7 @@ class QoS(virtual.QoS):
         if fetch is None:
             return len(self._delivered)
         # With what runs on although its channel is closed: else jobs would be reserved behind it.
-        outlived = fetch.owner.outlived
+        outlived = fetch.owner.leases.detached_count
         return len(self._delivered) + len(fetch.backlog) + outlived
 
     def can_consume(self) -> bool:
@@ -149,7 +149,7 @@ class QoS(virtual.QoS):
         except MemoryError:  # that is not its fault
             raise
         except Exception:  # whatever a payload can do to a parser must not end the worker
-            self.channel.owner.quarantine(claimed.job)
+            self.channel.owner.settlement.quarantine(claimed.job)
             return None
 
     def delivery(self, delivery_tag: Any) -> Delivery | None:
@@ -192,10 +192,10 @@ class QoS(virtual.QoS):
         # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         fetch, owner = self.channel.fetch, self.channel.owner
         fetch.requeue(back)
-        if given := sum(not owner.runs(job) for job in back):
+        if given := sum(not owner.leases.is_running(job) for job in back):
             logger.info("Channel closed: requeued %s.", number(given, "job"))
         for job in back:
-            if not owner.holds(job):
+            if not owner.leases.holds(job):
                 self.drop(job)
         return []
 
@@ -204,7 +204,7 @@ class QoS(virtual.QoS):
         cannot; any thread may."""
         fetch = self.channel.fetch
         unseen = fetch.requeue_unseen()
-        back = fetch.owner.requeue_waiting(self._in_hand())
+        back = fetch.owner.leases.requeue_waiting(self._in_hand())
         for job in back:
             self.drop(job)
         return unseen + len(back)

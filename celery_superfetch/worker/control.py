@@ -43,15 +43,15 @@ def kill(state: Any, *, owner: str, jobs: Sequence[str], until: float) -> dict[s
         return {"error": f"this worker is not owner {owner} any more"}
     if mine.database.server_time() > until:
         return {"error": "this worker heard of it too late"}
-    held = mine.claims_of(owner)
+    held = mine.leases.claims_of(owner)
     return {"jobs": {name: _kill(worker, mine, held.get(name)) for name in jobs}}
 
 
 def _kill(worker: Any, owner: Owner, job: Job | None) -> dict[str, str]:
     if job is None:
         return {"error": GONE}
-    with owner.lock:  # nothing starts meanwhile
-        state, runs = owner.state_of(job), owner.runs(job)
+    with owner.leases.lock:  # nothing starts meanwhile
+        state, runs = owner.leases.state_of(job), owner.leases.is_running(job)
         if state in (None, State.RETURNING, State.SETTLED):
             return {"error": GONE}
         if state in (State.CLAIMED, State.GATHERED):
@@ -62,11 +62,11 @@ def _kill(worker: Any, owner: Owner, job: Job | None) -> dict[str, str]:
         if runs and (cannot or request is None):
             return {"error": ENDLESS}
         try:
-            dead = owner.kill(job, BY_AN_OPERATOR, worker.app)
+            dead = owner.settlement.kill(job, BY_AN_OPERATOR, worker.app)
         except (RedisError, OSError) as exc:
             # It may be in the dead set, and so must not begin here. Else it is its queue's again.
             if not runs:
-                owner.requeue([job])
+                owner.leases.requeue([job])
             return {"error": UNANSWERED.format(exc)}
     if dead is None:
         return {"error": GONE}
@@ -101,7 +101,7 @@ def _call(owner: Owner, ids: Iterable[str]) -> None:
 
 def _recall(owner: Owner, mine: list[str]) -> None:
     try:
-        count = owner.recall(mine)
+        count = owner.leases.recall(mine)
     except (RedisError, OSError):
         owner.overdue.append(partial(_recall, owner, mine))  # whose turn it is, is it once
         return

@@ -182,7 +182,7 @@ class Gate(Runner):
                 # The run blocks this thread. Acks that cannot be sent before it are kept and sent
                 # again.
                 with suppress(RedisError, OSError):
-                    owner.post()
+                    owner.leases.post()
             if self.prefork:
                 options.setdefault("error_callback", partial(_log_lost_batch, target))
             return self._apply(target, args, kwargs or {}, **options)
@@ -212,7 +212,7 @@ class Gate(Runner):
         start now. Requeue on the way what must not start in this worker any more."""
         while self._waiting:
             first = self._waiting[0]
-            alone = first.owner.alone
+            alone = first.owner.leases.solo_job
             room = self._has_slot(alone is not None)
             if not first.is_ours:
                 # What became of it is logged by `owner/in_flight/lost_jobs.py`.
@@ -254,7 +254,7 @@ class Gate(Runner):
             if self.threads and not handover.take():
                 self.failure = exc
                 return
-            handover.owner.end(handover.job)
+            handover.owner.leases.end(handover.job)
             self.out.discard(handover)
             if self.prefork:
                 call = handover.args, handover.kwargs
@@ -332,10 +332,10 @@ class Gate(Runner):
         if delivery.channel.closed and not request.acknowledged:
             request.acknowledged = True
             return delivery.requeue()
-        owner.end(job)
-        owner.wait(job)
+        owner.leases.end(job)
+        owner.leases.wait(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            owner.unrecord(job)
+            owner.leases.unrecord(job)
         # The process may run another job by now: if this one is terminated, that must not die.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_reserved(request)  # in Celery's books it waits for a slot again

@@ -68,17 +68,17 @@ class Handover:
     @property
     def is_ours(self) -> bool:
         """Whether this worker still may start the job."""
-        if self.owner.is_former(self.job):
+        if self.owner.leases.is_former(self.job):
             return False
         # With early ack a job that came back too late is settled already, and in no other worker.
-        return bool(self.request.acknowledged or self.owner.may_start(self.job))
+        return bool(self.request.acknowledged or self.owner.leases.may_start(self.job))
 
     def may_begin(self) -> float:
         """Record that the job runs; return its deadline (``clock``), 0 if it may not start now."""
         if self.request.acknowledged:
-            return self.owner.deadline(self.job)
+            return self.owner.leases.deadline(self.job)
         # With early ack the job may be settled before it runs: no start record is needed.
-        return self.owner.begin(self.job, record=self.request.task.acks_late)
+        return self.owner.leases.start(self.job, record=self.request.task.acks_late)
 
     def claim(self) -> tuple[Any, ...]:
         """Return the fields of the job's ``Claim``, for the process that runs it. With early ack
@@ -88,7 +88,7 @@ class Handover:
         (job, counters), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
             return "", "", "", token
-        place, key = delivery.channel.place, self.owner.key_of(job)
+        place, key = delivery.channel.place, self.owner.private_lists.key_of(job)
         if counters is None:
             return place, key, job.claim_id, token
         return place, key, job.claim_id, token, counters.steps, counters.claimed_at

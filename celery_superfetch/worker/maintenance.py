@@ -106,7 +106,7 @@ class ReleaseThread(threading.Thread):
                 if not owner.name:
                     continue
                 try:
-                    owner.release_due()
+                    owner.leases.release_due()
                 except (RedisError, OSError) as exc:  # maintenance names it at WARNING
                     logger.debug("Scheduled jobs could not be released: %s.", exc)
                 except Exception:
@@ -194,7 +194,7 @@ class Rounds:
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""
-        self.owner.heard_of_suspects(report.probation)
+        self.owner.leases.heard_of_suspects(report.probation)
 
     def _sees_death(self) -> bool:
         here, watched = ProcessImage.current(), self._watched()

@@ -74,7 +74,7 @@ class CountedRequest(Request):
             raise
         if self.delivery is not None:
             asks = self.task.Strategy == ASKS_FIRST
-            self.delivery.owner.wait(self.delivery.job, asks)
+            self.delivery.owner.leases.wait(self.delivery.job, asks)
         check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
@@ -125,7 +125,7 @@ class CountedRequest(Request):
             return
         if told_to_stop(delivery.owner):
             if delivery.is_open:  # it goes back with the others, in order, when the channel closes
-                delivery.owner.cut_short(delivery.job)
+                delivery.owner.leases.cut_short(delivery.job)
             return
         self.acknowledged = True
         if self._greenlet_killed:
@@ -139,7 +139,7 @@ class CountedRequest(Request):
         """Return whether the job is revoked; False if ownership was lost: another worker announces
         its end."""
         delivery = self.delivery
-        gone = delivery is not None and not delivery.owner.holds(delivery.job)
+        gone = delivery is not None and not delivery.owner.leases.holds(delivery.job)
         return (self.acknowledged or not gone) and super().revoked()
 
     def end_killed(self, pool: Any) -> None:
@@ -266,7 +266,7 @@ class CountedRequest(Request):
             return super().reject(requeue=requeue)
         self.acknowledged = True
         stopping = told_to_stop(delivery.owner) and not self._ended_its_worker
-        way = partial(delivery.owner.recover_or_kill, stopping=stopping)
+        way = partial(delivery.owner.settlement.recover_or_kill, stopping=stopping)
         try:
             if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
                 self._killed = True
@@ -295,9 +295,9 @@ class CountedRequest(Request):
             return False  # it is recovered as it is, without a strike, and uses up no retry
         try:
             # The steps note would not be found for other bytes, and each step be published again.
-            if recoverable and delivery.owner.has_handed_on(delivery.job):
+            if recoverable and delivery.owner.private_lists.has_handed_on(delivery.job):
                 return False
-            judged = delivery.owner.sent_anew(
+            judged = delivery.owner.settlement.sent_anew(
                 delivery.job,
                 self._cut_short,
                 self.app,

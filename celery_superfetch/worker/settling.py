@@ -106,5 +106,5 @@ def _recover(request: Any, error: BaseException, kind: str) -> None:
     )
     is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
     excused = is_fault_of_worker or told_to_stop(delivery.owner)
-    recover = partial(delivery.owner.recover_or_kill, excused=excused)
+    recover = partial(delivery.owner.settlement.recover_or_kill, excused=excused)
     settle(delivery, recover, f"it could not be settled: {kind}", app, limits_of(app))

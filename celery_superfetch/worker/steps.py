@@ -27,6 +27,7 @@ from ..owner.heartbeats import threads_are_greenlets
 from ..owner.owner import Owner
 from ..store.wire.scripts import read_all
 from ..store.wire.server import check_platform, check_server, tried_again
+from ..transport.intake import Intake
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
@@ -164,7 +165,11 @@ class Guarded(bootsteps.StartStopStep):
         # Before the first fetch, whose owner has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
         channel = consumer.connection.default_channel
-        channel.unreceivable = unreceivable
+        channel.intake = Intake(
+            intercept=unreceivable.intercept,
+            park=unreceivable.parks,
+            refuse=unreceivable.refuses,
+        )
         owner = channel.owner
         is_new = not owner.name
         # Before "ready", so that the first job waits for none of it.

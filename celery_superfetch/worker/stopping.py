@@ -152,7 +152,7 @@ def _is_at_work(worker: Any, pool: Any) -> bool:
         return True
     for owner in owners_of(worker):
         with suppress(RuntimeError):  # a condition raises it where the lock is not held
-            threading.Condition(owner.lock).notify(0)
+            threading.Condition(owner.leases.lock).notify(0)
             return True
     return False
 

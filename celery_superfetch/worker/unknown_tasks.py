@@ -77,10 +77,10 @@ class Discards:
             why = f"it went back to its queue {returns} times"
         owner = delivery.owner
         if not is_unknown:
-            kill = partial(owner.kill, never_ran=True)
+            kill = partial(owner.settlement.kill, never_ran=True)
             settle(delivery, kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
-        dead = delivery.end_by(owner.bury, f"{here}; {why}")
+        dead = delivery.end_by(owner.settlement.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(
                 "Job %s is in the dead set: %s. Put it back with `%s dead retry %s` when a worker "
@@ -114,7 +114,7 @@ class Discards:
             here,
             other.node or other.owner,
         )
-        delivery.owner.wait(delivery.job)
+        delivery.owner.leases.wait(delivery.job)
         self._waiting[delivery.job] = delivery
         if self._too_many_wait():  # Celery 5.5 clears its timer at a lost connection
             self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}

@@ -47,8 +47,8 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
     limits, stops, task = limits_of(app), counters.stops, parse(job.payload).task
     stop_limit = limits.stops(task) if stops else None
     if counters.strikes or (stop_limit is not None and stops >= stop_limit):
-        owner.kill_if_over_limit(job, app, limits)
-        if not owner.holds(job):
+        owner.settlement.kill_if_over_limit(job, app, limits)
+        if not owner.leases.holds(job):
             return True
     # A stop cuts short all jobs of a worker. If this one runs alone, it is the only one to blame.
     is_next_the_last = stop_limit is not None and stops == stop_limit - 1
@@ -68,7 +68,7 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
     if before_last and not counters.probation and crash_ends_all_jobs(owner):
         goes_on_probation = True
     if goes_on_probation:
-        owner.put_on_probation(job)
+        owner.leases.put_on_probation(job)
     return goes_on_probation
 
 
@@ -84,7 +84,7 @@ def parks(message: Any) -> bool:
     delivery = delivery_of(message)
     if delivery is None or not (due := _due(message, delivery.owner)):
         return False
-    if not delivery.owner.park(delivery.job, due * 1000):
+    if not delivery.owner.leases.park(delivery.job, due * 1000):
         return False
     delivery.drop()
     if due - time() > FAR:
@@ -184,7 +184,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             exc_info=shown,
         )
         return True
-    if not owner.may_start(job) if ran is None else ran:
+    if not owner.leases.may_start(job) if ran is None else ran:
         return False  # in the consumer's own thread
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
@@ -204,7 +204,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         if short:
             delivery.requeue()
         else:  # it may be this job's doing all the same: where it has a worker for itself, it is
-            way = partial(owner.recover_or_kill, excused=True)
+            way = partial(owner.settlement.recover_or_kill, excused=True)
             settle(delivery, way, f"its worker failed over it: {why}", app, limits_of(app))
         raise runner.failure from exc
     logger.error(
@@ -213,7 +213,9 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         job.title,
         exc_info=shown,
     )
-    settle(delivery, partial(owner.kill, never_ran=True), f"cannot be received: {why}", app)
+    settle(
+        delivery, partial(owner.settlement.kill, never_ran=True), f"cannot be received: {why}", app
+    )
     return True
 
 

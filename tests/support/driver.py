@@ -68,7 +68,7 @@ class Driver:
     @classmethod
     def of(cls, owner: Owner) -> Driver:
         """Return the jobs in flight of an owner."""
-        return cls(owner.in_flight)
+        return cls(owner.leases)
 
     # -- what is in flight
 
@@ -172,11 +172,11 @@ class Driver:
 
     def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation for a solo run."""
-        return self._in_flight.claim_alone(owner, queue_list)
+        return self._in_flight.claim_alone(owner, queue_list, lambda _: 0.0)
 
     def claim_suspect_alongside(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation that need not run alone any more."""
-        return self._in_flight.claim_alongside(owner, queue_list)
+        return self._in_flight.claim_alongside(owner, queue_list, lambda _: 0.0)
 
     def hold(self, job: Job) -> None:
         """Add a job that the server has in the private list, as a claim would."""
@@ -200,7 +200,7 @@ class Driver:
 
     def start(self, job: Job, *, record: bool = True) -> float:
         """Start a job; return until when it may begin (``clock``), or 0.0 if it may not start."""
-        return self._in_flight.begin(job, record=record)
+        return self._in_flight.start(job, record=record)
 
     def end_run(self, job: Job) -> None:
         """End the run of a job without an ack."""

@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 @contextmanager
 def starts_withheld(owner: Owner) -> Iterator[None]:
     """Let no job of an owner start meanwhile, as if its heartbeats had no reply."""
-    begin, owner.begin = owner.begin, lambda *_, **__: 0.0
+    begin, owner.leases.start = owner.leases.start, lambda *_, **__: 0.0
     try:
         yield
     finally:
-        owner.begin = begin
+        owner.leases.start = begin
 
 
 def start_next_too_late(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object] = int
 ) -> None:
     """Let the next start of an owner be past its deadline; ``act`` is called in between."""
-    begin = owner.begin
+    begin = owner.leases.start
 
     def begin_late(job: Job, **how: Any) -> float:
         if deadline := begin(job, **how):
-            monkeypatch.setattr(owner, "begin", begin)
+            monkeypatch.setattr(owner.leases, "start", begin)
             act()
         return deadline and clock() - 1
 
-    monkeypatch.setattr(owner, "begin", begin_late)
+    monkeypatch.setattr(owner.leases, "start", begin_late)
 
 
 # -- all owners of this process, until it ends
@@ -101,14 +101,14 @@ def record_no_data_loss() -> None:
 
 def forget_starts() -> None:
     """Treat a job that was started as one that waits."""
-    begin = InFlight.begin
+    begin = InFlight.start
 
     def begin_and_forget(self: InFlight, job: Job, *, record: bool = True) -> float:
         deadline = begin(self, job, record=record)
         self.jobs.move(job, Move.END)
         return deadline
 
-    InFlight.begin = begin_and_forget
+    InFlight.start = begin_and_forget
 
 
 def count_no_stops() -> None:
@@ -119,3 +119,13 @@ def count_no_stops() -> None:
 def claim_no_suspects_alongside() -> None:
     """Claim a job on probation for a solo run only."""
     InFlight.claim_alongside = lambda *_: None
+
+
+def release_due(owner: Owner) -> None:
+    """Move parked jobs that are due to their queues."""
+    owner.leases.release_due()
+
+
+def runs_solo(owner: Owner) -> bool:
+    """Return whether a job on probation has this process for itself."""
+    return owner.leases.solo_job is not None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 
 from redis.exceptions import RedisError
 
 from ...model.job import Claimed, Job
-from ...model.permit import StartPermit
+from ...model.permit import StartPermit, clock
 from ...store.database import Database
 from ...store.private_lists import Claims, earlier_of
 from .jobs import IDLE, Move, State
@@ -51,9 +51,12 @@ class InFlight(Outbox):
             self.jobs.recorded.update(job for job, _ in claims.jobs[: claims.started])
             return claims
 
-    def claim_alone(self, owner: str, queue_list: str) -> Claimed | None:
+    def claim_alone(
+        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
+    ) -> Claimed | None:
         """Claim the next suspect of a queue list, if there is one and nothing runs here, nor may:
-        a lost reply may have brought another."""
+        a lost reply may have brought another. No job starts alongside it for ``solo_window`` of its
+        level (s)."""
         with self.lock:
             self.flush()
             # What is gathered begins unseen.
@@ -63,17 +66,45 @@ class InFlight(Outbox):
             claimed = self._claim_suspect(owner, queue_list)
             if claimed is not None:
                 self.jobs.alone = claimed.job
+                self.jobs.alone_until = monotonic() + solo_window(claimed.probation)
             return claimed
 
-    def claim_alongside(self, owner: str, queue_list: str) -> Claimed | None:
+    def claim_alongside(
+        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
+    ) -> Claimed | None:
         """Claim the next suspect of a queue list to run alongside other jobs, if a quiesce for it
-        was in vain. Two suspects do not start together, or one would be blamed for the other's
-        deaths again and again."""
+        was in vain. No other suspect starts for ``solo_window`` of its level (s): if two started
+        together, one would be blamed for the other's deaths again and again."""
         with self.lock:
             self.flush()
             if self.jobs.suspects and monotonic() < self.jobs.alone_until:
                 return None
-            return self._claim_suspect(owner, queue_list, alongside=True)
+            claimed = self._claim_suspect(owner, queue_list, alongside=True)
+            if claimed is not None:
+                self.jobs.alone_until = monotonic() + solo_window(claimed.probation)
+            return claimed
+
+    def end_solo(self) -> Job | None:
+        """Let other jobs start alongside the suspect whose solo window is over; return it."""
+        with self.lock:
+            alone = self.jobs.alone
+            if alone is None or monotonic() < self.jobs.alone_until:
+                return None
+            self.jobs.alone = None
+            return alone
+
+    @property
+    def solo_job(self) -> Job | None:
+        """The job on probation that has this process for itself."""
+        return self.jobs.alone
+
+    def heard_of_suspects(self, lists: Collection[str]) -> None:
+        """Add queue lists that have jobs on probation."""
+        self.suspects |= {*lists}
+
+    def found_no_suspects(self, lists: Collection[str]) -> None:
+        """Remove queue lists that have no jobs on probation."""
+        self.suspects -= {*lists}
 
     def _claim_suspect(
         self, owner: str, queue_list: str, alongside: bool = False
@@ -113,11 +144,59 @@ class InFlight(Outbox):
             self.lists.unrecord(job.owner, [job.claim_id])
             self._unsure.discard(job)
 
+    def holds(self, job: Job) -> bool:
+        """Return whether this process has a lease of the job."""
+        return job in self.jobs
+
+    def state_of(self, job: Job) -> State | None:
+        """Return the state of a job; None if this process has no lease of it."""
+        return self.jobs.get(job)
+
+    def is_running(self, job: Job) -> bool:
+        """Return whether the pool has the job, also after its channel was closed."""
+        return self.jobs.runs(job)
+
+    @property
+    def detached_count(self) -> int:
+        """The number of jobs that still run although their channel is closed."""
+        return self.jobs.counts[State.OUTLIVED]
+
+    def claims_of(self, owner: str) -> dict[str, Job]:
+        """Return the jobs that were claimed under a name of this process, by their claim ids."""
+        with self.lock:
+            return {job.claim_id: job for job in self.jobs if job.owner == owner}
+
+    def deadline(self, job: Job) -> float:
+        """Return until when a job may begin (``clock``); 0.0 if it may not begin now."""
+        return self.permit.deadline(job.owner)
+
+    def is_former(self, job: Job) -> bool:
+        """Return whether a job was claimed under a former name of this process."""
+        return self.permit.holder not in (None, job.owner)
+
+    @property
+    def is_reconcile_due(self) -> bool:
+        """Whether a reply was lost since the last reconcile, or its second check is due."""
+        return self.lost_claims.due
+
+    def release_due(self) -> None:
+        """Move parked jobs that are due to their queues, also those that other workers parked."""
+        asked = clock()
+        if self.parking.is_due:
+            released = self.parked.release(self.expires)
+            self.parking.heard(released.now, released.next, asked)
+
+    def recall(self, task_ids: Collection[str]) -> int:
+        """Make parked jobs due at once; return how many."""
+        if count := self.parked.call(task_ids):
+            self.parking.parked(0)
+        return count
+
     def may_start(self, job: Job) -> bool:
         """Whether the job is ours and waits to be started; False for ever once it is not."""
         return self.jobs.get(job) in IDLE
 
-    def begin(self, job: Job, *, record: bool = True) -> float:
+    def start(self, job: Job, *, record: bool = True) -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
         Its ``record`` as running (there is none where it may be settled before it runs) is sent
         before, and waited for only if jobs are to be parked."""

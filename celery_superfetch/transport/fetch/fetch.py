@@ -60,7 +60,7 @@ class Fetch:
             return
         try:
             self._turn()
-            self.owner.rest()
+            self.owner.leases.rest()
         except NotServed as exc:
             logger.info("Claims and acks go to another server: %s.", exc)
             sleep(PAUSE)  # the slot may be on its way for a while
@@ -83,16 +83,16 @@ class Fetch:
             self.join(self.lists.expires)
             self._mind_connections()
         if not lists:
-            return self.owner.flush()
+            return self.owner.leases.flush()
         if self.owner.stopping:
             self.put_aside()  # first: what reads bring later would overtake what waits
             self.channel.qos.requeue_waiting()
-            return self.owner.flush()
+            return self.owner.leases.flush()
         if self.probation.has_the_floor(lists, self.reads.dry):
             self.reads.dry = False
-            alone = self.owner.alone
-            self.owner.flush()
-            if alone is not None and self.owner.alone is None:
+            alone = self.owner.leases.solo_job
+            self.owner.leases.flush()
+            if alone is not None and self.owner.leases.solo_job is None:
                 self.poller.ring()
             return
         credit, now = self.channel.qos.credit(), monotonic()
@@ -102,8 +102,8 @@ class Fetch:
             self._claim(credit, now)
         elif self.backlog.ready and self.runner.inline:
             pass  # the next takes the acks along, with the record of its start
-        elif self.owner.unsent or (self.owner.unread and not self.backlog.ready):
-            self.owner.post()
+        elif self.owner.leases.unsent or (self.owner.leases.unread and not self.backlog.ready):
+            self.owner.leases.post()
         if self.backlog.ready and self.runner.inline:
             return  # before it runs, a read would have to be called off
         if self.reads.dry and self.channel.qos.credit():
@@ -136,11 +136,11 @@ class Fetch:
             self.owner.catch_up()
         if self.reads.overdue:
             logger.warning("A blocking read got no reply in time; its connection is replaced.")
-            self.owner.doubt()
+            self.owner.leases.doubt = True
         if self._outages != self.owner.outages:
             self._outages = self.owner.outages
-            self.owner.doubt()
-        if self.owner.in_doubt:
+            self.owner.leases.doubt = True
+        if self.owner.leases.is_reconcile_due:
             # With no claim on its way, lost replies spoke of what only the private lists hold.
             self.reads.close()
             if back := self.owner.reconcile():
@@ -165,7 +165,7 @@ class Fetch:
         try:
             claims = self.owner.claim(order, most, turn, landed, starts)
         except RedisError:
-            self.owner.doubt()
+            self.owner.leases.doubt = True
             raise
         if name != self.owner.name or not claims.registered:
             others[name] = landed
@@ -185,7 +185,7 @@ class Fetch:
         """False where its owner is none any more, and it goes back; nobody here has started it."""
         if job.owner == self.owner.name:
             return True
-        self.owner.requeue([job])
+        self.owner.leases.requeue([job])
         return False
 
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
@@ -230,9 +230,9 @@ class Fetch:
             delivered: bool = self.channel.deliver(claimed)
         finally:
             self._delivering = 0
-        self.owner.delivered(claimed.job)
-        if self.runner.inline and self.owner.unsent:  # it has not begun, and took none along
-            self.owner.post()
+        self.owner.leases.delivered(claimed.job)
+        if self.runner.inline and self.owner.leases.unsent:  # it has not begun, and took none along
+            self.owner.leases.post()
         return delivered
 
     @property
@@ -248,7 +248,7 @@ class Fetch:
         self.reads.dry = self.reads.dry and not comes_on
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        self.owner.requeue(jobs, where)
+        self.owner.leases.requeue(jobs, where)
         self.poller.wake()
 
     def put_aside(self) -> None:
@@ -271,6 +271,6 @@ class Fetch:
         try:
             self.reads.call_off(reads)
         except (RedisError, OSError):
-            self.owner.doubt()
+            self.owner.leases.doubt = True
         self.reads.close(None if lists is None else reads)
         self.requeue_unseen(lists)

@@ -78,9 +78,9 @@ class Probation:
     def _is_alone(self) -> bool:
         """Return whether a suspect has the process for itself; end that if it has lasted long
         enough."""
-        if self.owner.alone is None:
+        if self.owner.leases.solo_job is None:
             return False
-        alone = self.owner.end_solitude()
+        alone = self.owner.leases.end_solo()
         if alone is None:
             return True
         logger.info(
@@ -91,12 +91,12 @@ class Probation:
         return False
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        suspects = self.owner.suspects
+        suspects = self.owner.leases.suspects
         waiting = (name for name in lists if name in suspects) if suspects else ()
         return [*islice(waiting, MOST_LISTS)]
 
     def _take(self, queue_list: str) -> bool:
-        claimed = self.owner.claim_alone(queue_list, _solitude)
+        claimed = self.owner.leases.claim_alone(self.owner.name, queue_list, _solitude)
         if claimed is not None:
             self._others_first = True
             self.fetch.backlog.ready.append(claimed)
@@ -110,7 +110,7 @@ class Probation:
         return claimed is not None
 
     def _take_alongside(self, queue_list: str) -> None:
-        claimed = self.owner.claim_alongside(queue_list, _solitude)
+        claimed = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solitude)
         if claimed is not None:
             self.fetch.backlog.ready.append(claimed)
             logger.warning(
@@ -151,7 +151,7 @@ class Probation:
         quiesce has lasted until now, and a suspect has run."""
         room = self._waits.make_room(self.owner.name, waiting, FIRST_REST, WORK)
         if room.none:
-            self.owner.found_no_suspects(waiting)
+            self.owner.leases.found_no_suspects(waiting)
         return room
 
 

@@ -66,7 +66,7 @@ class BlockingRead(LoneConnection):
 
     def arm(self, queue_list: str) -> None:
         self.whose, self.queue_list = self.owner.name, queue_list
-        self.owner.wait_on(self, self.whose, queue_list, BLOCK_TIMEOUT)
+        self.owner.private_lists.wait(self, self.whose, queue_list, BLOCK_TIMEOUT)
 
     def close(self) -> bool:
         """Close the connection, on the server too; False where a claim may land afterwards."""
@@ -187,7 +187,7 @@ class BlockingReads:
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
         except (RedisError, OSError) as exc:
-            self.owner.doubt()
+            self.owner.leases.doubt = True
             self.close([read])
             if not isinstance(exc, NotServed):  # else the next turn waits elsewhere
                 raise
@@ -235,7 +235,7 @@ class BlockingReads:
             self.poller.unwatch(read.fd)
             if read.waits_since:
                 # What has landed by now, nobody reads any more.
-                self.owner.doubt()
+                self.owner.leases.doubt = True
             self.answered = read.close() and self.answered
 
     def _track(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:

@@ -100,7 +100,7 @@ def test_a_heartbeat_connection_that_was_closed_while_idle_is_no_failure(members
         eventually(lambda before=before: staleness() > before + 0.3, 5)
     membership.catch_up()
     assert not heart.outages, "no other connection is distrusted"
-    assert not membership.in_doubt, "no reply was lost with it"
+    assert not Driver.of(membership).is_reconcile_due, "no reply was lost with it"
     assert not caplog.records
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_comes_back_from_an_older_snapshot_gets_the_whole_record(
     eventually(lambda: bench.facts(membership).run_id not in ("", run), 10)
     assert is_whole()
     assert [*bench.registry.owners()] == [row]
-    assert membership.in_doubt, "its jobs are reconciled"
+    assert Driver.of(membership).is_reconcile_due, "its jobs are reconciled"
     assert caplog.text.count("has restarted, or another took its place") == 1
 
 

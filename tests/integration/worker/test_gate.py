@@ -172,7 +172,7 @@ def test_a_job_that_cannot_be_sent_to_a_process_is_put_aside_and_its_slot_is_fre
 @pytest.mark.parametrize("pool", HERE)
 def test_before_a_batch_that_may_take_long_a_solo_loop_sends_its_acks(started, monkeypatch, pool):
     gate, posts, ends = started(pool), [], []
-    monkeypatch.setattr(owner_of(gate), "post", lambda: posts.append("acks"))
+    monkeypatch.setattr(owner_of(gate).leases, "post", lambda: posts.append("acks"))
     gate.apply_async(add, (1,), {"b": 2}, callback=ends.append)
     eventually(lambda: ends == [3])
     assert posts == ["acks"] * (pool == "solo")

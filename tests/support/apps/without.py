@@ -97,7 +97,7 @@ def rests() -> None:
 
 def ends_of_solitude() -> None:
     """Nothing starts beside a suspect until it has ended."""
-    Probation._is_alone = lambda self: self.owner.alone is not None
+    Probation._is_alone = lambda self: interventions.runs_solo(self.owner)
 
 
 def longer_solitudes() -> None:
@@ -516,7 +516,7 @@ def turns_of_their_own() -> None:
     go = maintenance_of.Rounds.go
 
     def release_first(self: Any, now: float) -> None:
-        self.owner.release_due()
+        interventions.release_due(self.owner)
         go(self, now)
 
     maintenance_of.ReleaseThread.run = lambda self: None

@@ -1,4 +1,4 @@
-"""Nobody reaches through an owner: other rooms see its face, and none of its parts."""
+"""Other rooms see an owner, its leases and its settlement, and none of the parts of those."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MODULES = modules(HERE / PACKAGE)
 PARTS = {"heart", "in_flight", "lost_runs", "lost_claims", "outbox", "permit", "parking"}
 #: Parts of those, whose names others have, too.
 INNER = PARTS | {"jobs", "lists", "parked", "history"}
-#: Owners, by what they are called.
-FACES = {"owner", "mine"}
+#: What other rooms see: owners, by what they are called, and two of their parts.
+FACES = {"owner", "mine", "leases", "settlement"}
 #: What is counted of a holding or a report, and asked of the store.
 COUNTED = {"in_flight"}
 
@@ -39,10 +39,10 @@ def test_no_other_room_reaches_through_an_owner(module):
 
 
 def test_the_control_such_a_reach_is_seen():
-    source = "a.owner.heart.silence; owner.jobs; self.in_flight.requeue(x); report.in_flight"
+    source = "a.owner.heart.silence; owner.leases.jobs; self.in_flight.requeue(x); report.in_flight"
     assert sorted(reaches(source)) == [
         "a.owner.heart",
         "a.owner.heart.silence",
-        "owner.jobs",
+        "owner.leases.jobs",
         "self.in_flight.requeue",
     ]
