@@ -16,7 +16,13 @@ CHUNK = 100  # queue lists of one script
 #: answers no other client.
 ROOM = 1024 * 1024
 MOVED_AT_ONCE = 50  # suspects that one round trip moves
+READ, NOTE, NOTE_ALL = 0, 1, 2  # modes of oldest.lua
 NOTED = 86400  # seconds, as a pass keeps its notes
+
+
+def _text(name: bytes) -> str:
+    """Decode the name of a queue list, as far as it can be decoded."""
+    return name.decode(errors="replace")
 
 
 class Queues(Structure):
@@ -50,23 +56,32 @@ class Queues(Structure):
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
         """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
         its age, which no message tells. ``notes``: from now on, where it was not known."""
-        ages: dict[str, float] = {}
-        at, keys, args = 0, [self.keys.oldest], [self.keys.queue(""), int(notes), ROOM]
-        while at < len(names):
-            some = names[at : at + CHUNK]
-            now, *since = self.scripts.run("oldest", keys, [*args, *some])
-            at += len(since)
-            ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=False) if s}
-        return ages
+        return self._ages([*names], NOTE if notes else READ)
 
     def note_waiting(self, names: Iterable[str]) -> None:
-        """Note who is next in these queue lists, and in those of which that is noted already: it
-        looks at each list once."""
-        self.oldest(sorted({*names, *self.noted()}), notes=True)
+        """Note which job is next in these queue lists, and in those that have a note already: it
+        looks at each list once, and in few lists by one command. If the process dies midway, the
+        next pass notes the rest."""
+        self._ages(sorted(names), NOTE_ALL)
+
+    def _ages(self, names: list[str], mode: int) -> dict[str, float]:
+        """Run ``oldest.lua`` as often as its bounds make necessary; in mode ``NOTE_ALL`` also for
+        the lists that have a note and are not among ``names``, which are appended to these."""
+        ages: dict[str, float] = {}
+        at, keys, prefix = 0, [self.keys.oldest], self.keys.queue("")
+        while at < len(names) or mode == NOTE_ALL:
+            some = names[at : at + CHUNK]
+            (now, *since), noted = self.scripts.run("oldest", keys, [prefix, mode, ROOM, *some])
+            at += len(since)
+            ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=False) if s}
+            if mode == NOTE_ALL:
+                names += sorted({_text(name) for name in noted} - {*names})
+                mode = NOTE
+        return ages
 
     def noted(self) -> list[str]:
         """The queue lists in which the last pass saw a job wait, whoever serves them."""
-        return [name.decode(errors="replace") for name in self.client.hkeys(self.keys.oldest)]
+        return [_text(name) for name in self.client.hkeys(self.keys.oldest)]
 
     def note(self, names: Iterable[str]) -> None:
         """Let whoever looks see these queue lists, too, which nobody may serve; since when their

@@ -1,11 +1,14 @@
--- Tells since when the oldest job of some queue lists has been the oldest there; a pass notes it.
+-- Returns since when the oldest job of some queue lists has been the oldest there; a pass notes it.
 -- KEYS: what is known of the lists
--- ARGV: prefix of queue lists, 1 where it is noted, bytes of messages that are enough for one script,
---       then the names of the queue lists: there may be thousands, and few have a job
--- Returns: the server's time, then for each of the first lists, one at least, since when (both ms), 0
---       where none waits, or where nobody has noted it; the caller asks again for the others
+-- ARGV: prefix of queue lists, mode (0: only read, 1: note, 2: note and return the lists that have a note),
+--       bytes of messages that are enough for one script, then the names of the queue lists: there may be
+--       thousands, and few have a job
+-- Returns: {the server's time, then for each of the first lists, one at least, since when (both ms), 0
+--       where none waits or no pass has noted it; the caller asks again for the others}, {in mode 2 the
+--       names of the queue lists that had a note before this call}
 -- Crash: what has been noted stays.
-local oldest, prefix, notes, room = KEYS[1], ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local oldest, prefix, mode, room = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local notes, names_noted = mode > 0, mode == 2
 local now = now()
 
 local function since(name)
@@ -26,8 +29,10 @@ local function since(name)
   return now
 end
 
+local noted = {}
 if notes then
-  read_note('hash', 'HLEN', oldest)
+  local reply = read_note('hash', names_noted and 'HKEYS' or 'HLEN', oldest)
+  if names_noted then noted = reply end
   delete_foreign()
 end
 local times = {now}
@@ -36,4 +41,4 @@ for i = 4, #ARGV do
   if room <= 0 then break end
 end
 if notes then redis.call('EXPIRE', oldest, 86400) end
-return times
+return {times, noted}

@@ -20,7 +20,7 @@ from support.workers.inbox import Inbox, publish
 QUIET = ("--without-mingle", "--without-gossip", "--without-heartbeat")
 CONSUMERS = 6
 #: Commands of a pass that finds nothing to do, and by which it is known.
-OF_A_PASS, PASS = 8, " superfetch:pass "
+OF_A_PASS, PASS = 7, " superfetch:pass "
 
 
 def heard(own: Server, seconds: float) -> tuple[list[str], float]:

@@ -217,6 +217,18 @@ def test_a_pass_looks_once_at_each_list_however_many_there_are(bench):
     assert History(bench.database).last_pass()["seconds"] == str(round(report.seconds, 3))
 
 
+@pytest.mark.parametrize(("served", "scripts"), [([], 2), (["mail"], 2), (["mail", "aside"], 1)])
+def test_a_pass_asks_by_a_command_more_only_for_lists_that_it_does_not_know(bench, served, scripts):
+    """It asked which lists have a note, before it looked at any."""
+    for name in ("mail", "aside"):
+        bench.push(name, ONE)
+    Queues(bench.database).note(["aside"])
+    before = calls(bench.client, "evalsha")
+    Queues(bench.database).note_waiting(served)
+    assert calls(bench.client, "evalsha") - before == scripts
+    assert set(bench.client.hkeys(bench.keys.oldest)) == {b"aside", *(n.encode() for n in served)}
+
+
 def test_one_script_reads_so_many_bytes_of_the_oldest_jobs(bench):
     names = [f"queue-{number}" for number in range(12)]
     for name in names:
