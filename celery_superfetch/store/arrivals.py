@@ -1,4 +1,6 @@
-"""Word of what arrives in queue lists: CLIENT TRACKING tells whoever has looked at them."""
+"""Key tracking: the server reports changes of the queue lists that have no blocking read (CLIENT
+TRACKING), so that a worker of many queues learns of a job there. ``transport/fetch/reads.py`` uses
+it from the event loop. It moves no job: if the process dies, only its two connections end."""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ LOOK_ANEW = 20.0  # seconds for which a list is known to be empty: a message may
 
 
 class Arrivals(Structure):
-    """One connection looks at queue lists, the other hears when they change: RESP2 needs two."""
+    """Two connections of one worker: one asks which queue lists exist, the other receives the
+    server's messages that they changed. RESP2 needs two."""
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)
@@ -32,7 +35,8 @@ class Arrivals(Structure):
             raise
 
     def track(self, lists: Collection[str]) -> None:
-        """See that word comes of whatever is, or arrives, in ``lists``."""
+        """Ask, without waiting, whether any of these lists has a job; the server then reports the
+        next change of each."""
         if self.looker.waits_since:
             return
         if monotonic() >= self.anew_at:
@@ -44,10 +48,12 @@ class Arrivals(Structure):
             self.looker.send("EXISTS", *map(self.keys.queue, new))
 
     def overdue(self, limit: float) -> bool:
+        """Return whether a reply is missing for longer than ``limit`` seconds."""
         return self.hearer.overdue(limit) or self.looker.overdue(limit)
 
     def has_jobs(self) -> bool:
-        """Read the answer to a look: whether there is something to claim."""
+        """Read the reply to the question of ``track``; return whether any of its lists has a
+        job."""
         has_jobs = bool(self.looker.read())
         if not has_jobs:
             self.empty |= self._asked
@@ -55,7 +61,7 @@ class Arrivals(Structure):
         return has_jobs
 
     def changed(self) -> set[str]:
-        """Read what came: the lists that have changed."""
+        """Read the server's messages; return the queue lists that have changed."""
         changed: set[str] = set()
         while True:
             kind, *rest = self.hearer.read()

@@ -1,4 +1,7 @@
-"""Strike counters: what is remembered of jobs that came back, and of those that go back now."""
+"""Strike counters: the history of each job that was recovered, and the scripts that recover or
+dead-letter a job by it. The reaper calls them for a dead owner's jobs, and an owner for jobs whose
+pool process was lost. Each script is atomic: if the process dies between two calls, the remaining
+jobs are still in the private list, and the next pass finds them there."""
 
 from __future__ import annotations
 
@@ -19,14 +22,18 @@ Notice = Callable[[str], bytes]
 
 
 class Outcome(NamedTuple):
+    """What became of one decision."""
+
     recovery: Recovery
-    #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where the decision held no longer; an error.
+    #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where nothing was done, since the owner or
+    #: the job's history had changed after the decision; or an error.
     answer: bytes | Exception
     dead_id: bytes = b""  # its id in the dead set, if it was killed
     notice: bytes | None = None  # what tells its caller then; None: nothing does
 
 
 def _made(notice: Notice | None, recovery: Recovery) -> bytes | None:
+    """Return the notice of a job that is to be dead-lettered, as in ``Outcome``."""
     if notice is None or not recovery.parsed:
         return None
     # What killed one notice may kill that of its death, and so on without end.
@@ -43,13 +50,14 @@ def _read(raw: bytes) -> dict[str, str]:
 
 
 class StrikeCounters(Structure):
-    """Strikes and recoveries of jobs (``superfetch:recoveries:<digest>``)."""
+    """Strikes and recoveries of jobs (``superfetch:recoveries:<digest>``), and their recovery."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.dead_set = DeadSet(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
+        """Return the history of each job by its digest; zeros where it has none."""
         names = [self.keys.recoveries(digest) for digest in digests]
         counts = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
         fields = (*counts, "first_claim")
@@ -77,8 +85,9 @@ class StrikeCounters(Structure):
         marked: bool,
         notice: Notice | None = None,
     ) -> list[Outcome]:
-        """Do what was decided, in one round trip; the arguments are those of ``recover``.
-        ``notice``: makes that of a job that is killed."""
+        """Recover or dead-letter each job as decided, in one round trip; a script refuses a
+        decision whose history has changed since. ``notice`` makes the notice of a dead-lettered
+        job; the other arguments are those of ``recover``."""
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
         notices = [_made(notice, recovery) for recovery in killed]

@@ -1,5 +1,6 @@
-"""The caps of the dead set. Messages that never ran have caps apart from those of real jobs: a
-producer of junk, or of jobs whose task no worker has, pushes none of the real ones out."""
+"""The caps of the dead set, which ``dead_set.py`` passes to its scripts; it asks no server.
+Messages that never ran have caps apart from those of real jobs: a producer of junk, or of jobs
+whose task no worker has, pushes none of the real ones out."""
 
 from __future__ import annotations
 

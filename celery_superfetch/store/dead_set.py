@@ -1,4 +1,7 @@
-"""The dead set: killed jobs, whole, for a person to look at and put back."""
+"""The dead set: dead-lettered jobs, whole, for a person to inspect and retry. The reaper and owners
+put jobs in (``kill``, sent by ``counters.py``), passes trim it, ``app/dead_set.py`` and the console
+read, retry and delete. Each move is one script: if the process dies between two batches, the jobs
+of the later ones are untouched."""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class DeadSet(Structure):
         return int(self.client.zcard(self.keys.dead))
 
     def of_app(self) -> int:
-        """How many count in the app's ``dead_limit``; all, where nobody knows which app it is."""
+        """Return how many jobs count in the app's ``dead_limit``; all of them without an app."""
         name = self.config.app_name
         return int(self.client.zcard(self.keys.dead_of(name))) if name else len(self)
 
@@ -68,7 +71,7 @@ class DeadSet(Structure):
         return self.find()
 
     def died_since(self, time: int) -> int:
-        """How many died since a time (server ms)."""
+        """Return how many jobs died since a time (server ms)."""
         return int(self.client.zcount(self.keys.dead, time, "+inf"))
 
     def have(self, ids: Sequence[str]) -> list[bool]:
@@ -79,7 +82,7 @@ class DeadSet(Structure):
     def page(
         self, first: int = 0, count: int = 50, **conditions: Unpack[Conditions]
     ) -> list[DeadJob]:
-        """Some of the jobs that meet the conditions, the newest first.
+        """Return some of the jobs that meet the conditions, the newest first.
 
         Arguments:
             first: how many of the newest are skipped.
@@ -98,7 +101,7 @@ class DeadSet(Structure):
     def find(
         self, *, oldest_first: bool = False, **conditions: Unpack[Conditions]
     ) -> Iterator[DeadJob]:
-        """All jobs that meet the conditions now; they may be moved or deleted on the way.
+        """Yield all jobs that meet the conditions now; others may move or delete some meanwhile.
 
         Arguments:
             oldest_first: those first that died first.
@@ -113,7 +116,7 @@ class DeadSet(Structure):
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
-        """One job.
+        """Return one job.
 
         Arguments:
             id: its id, or its Celery task id, or the start of either.
@@ -145,7 +148,7 @@ class DeadSet(Structure):
         )
 
     def exact(self, id: str) -> DeadJob | None:
-        """The job of a whole id, if it is there."""
+        """Return the job with a whole id; None if there is none."""
         rows = [(id.encode(), self.client.zscore(self.keys.dead, id) or 0)]
         return next(iter(self._load(rows)), None)
 
@@ -163,38 +166,41 @@ class DeadSet(Structure):
         return bool(self.client.sismember(self.keys.unannounced, job.id))
 
     def announced(self, job: DeadJob) -> None:
-        """Note that its caller has been told."""
+        """Record that the job's notice has reached its caller."""
         self.client.srem(self.keys.unannounced, job.id)
 
     def delete(self, *ids: str) -> int:
-        """Delete jobs for good, by their whole ids; the number that were there."""
+        """Delete jobs for good, by their whole ids; return how many were there."""
         return self._delete(ids)
 
     def _delete(self, ids: Sequence[str | bytes]) -> int:
         return sum(self.scripts.run("delete", self._names, some) for some in chunks(ids, BATCH))
 
     def purge(self) -> int:
-        """Delete all jobs for good; the number that were there."""
+        """Delete all jobs for good; return how many were there."""
         return self._delete([id for id, _ in self._rows()])
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
-        """Which of the jobs nobody else is about to retry; until they are, or for a minute, nobody
-        is: who forgets a job's result late would forget that of its next run."""
+        """Lock jobs for a retry, for a minute at most; return of each whether this call has the
+        lock. Without it, a second caller that forgets the job's result late would forget the result
+        of its next run. If the process dies, the locks expire."""
         locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
         calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
 
     def release(self, jobs: Sequence[DeadJob]) -> None:
-        """Give up what was reserved: whoever asks next may retry these jobs at once."""
+        """Release the locks of ``reserve``."""
         if jobs:
             self.client.delete(*(self.keys.lock(f"retry:{job.id}") for job in jobs))
 
     def put_back(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
-        """Put each at the end of a queue list with an x-expires of so many ms (0: none), in one
-        round trip: whether it was there still, or an error."""
+        """Move jobs from the dead set to the end of a queue list each (its x-expires in ms; 0:
+        none), in one round trip, a script for each; return of each whether it was still there, or
+        the server's error."""
         return self.scripts.run_all([self.retry_call(*job) for job in jobs], errors=True)
 
     def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
+        """Return the call that moves one job back to a queue list."""
         keys, window = self.keys, int(self.config.strike_window)
         # The strikes that a payload carries do not count for so many seconds.
         forgiven = window if parse(job.payload).carried.strikes else 0
@@ -206,8 +212,8 @@ class DeadSet(Structure):
     def kill(
         self, recovery: Recovery, expires: int = 0, *, marked: bool, notice: bytes | None = None
     ) -> Call:
-        """The call that moves a job to the dead set, and puts a ``notice`` on its queue (None:
-        nobody is to be told); ``expires`` and ``marked`` as for ``recover``."""
+        """Return the call that moves a job from its private list to the dead set, and puts its
+        ``notice`` on its queue (None: no notice); ``expires`` and ``marked`` as for ``recover``."""
         keys, job, cap = self.keys, recovery.job, cap_of(recovery, self.keys, self.config)
         names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
         names += [keys.facts(job.owner), keys.private(job.owner)]
@@ -262,10 +268,11 @@ class DeadSet(Structure):
         return self._read(rows, SAMPLE_BYTES)[0] if rows else []
 
     def untold(self) -> int:
+        """Return how many jobs have a notice that has not reached its caller yet."""
         return int(self.client.scard(self.keys.unannounced))
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
-        """Ids and times of death of all jobs, or of those of the right age, newest first."""
+        """Return ids and times of death of all jobs, or of those of the right age, newest first."""
         # By ZSCAN: what is there from its begin to its end is found, whatever others move
         # meanwhile. By rank, each job that leaves would hide another.
         least, most = (which or DeadFilter()).window(self.database.server_time())

@@ -1,4 +1,6 @@
-"""What has happened: all of it counted, the latest deaths of owners, and the last pass."""
+"""What has happened: counters, the latest deaths of owners, the last pass, the ticks of beat.
+Passes, owners and beat write here; ``inspector.py`` reads it for ``status`` and metrics. No job
+depends on it: if the process dies before a write, a count or a row is missing."""
 
 from __future__ import annotations
 
@@ -56,6 +58,8 @@ NO_LOSSES = Losses(0, 0, 0)
 
 
 class Counts(NamedTuple):
+    """All counters of ``superfetch:stats``."""
+
     totals: dict[str, int]
     #: (event, queue list, task) -> jobs; the events are ``recovered``, ``killed``, ``requeued``,
     #: ``ownership_lost`` and ``lost``.
@@ -90,8 +94,8 @@ class History(Structure):
         self.client.hset(self.keys.stats, DATA_LOSS, self.database.server_time())
 
     def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
-        """Remember the owners that a pass found dead, each with the moment (``monotonic``) at which
-        its jobs were back; deaths that are too old, or too many, go."""
+        """Record the owners that a pass found dead, each with the moment (``monotonic``) at which
+        its jobs were back; remove deaths that are too old, or too many."""
         now, since = self.database.server_time(), monotonic()
         key = self.keys.deaths
         with self.client.pipeline(transaction=False) as pipe:
@@ -107,6 +111,7 @@ class History(Structure):
             pipe.execute()
 
     def deaths(self, most: int = MOST) -> list[dict[str, Any]]:
+        """Return the latest deaths of owners, the newest first."""
         # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
         rows = self.client.zrange(self.keys.deaths, -most, -1)[::-1]
         return [death for row in rows if (death := _death(parsed_json(row, dict[str, Any]())))]
@@ -118,21 +123,22 @@ class History(Structure):
         self.scripts.run("passed", names, [DAYS * 86_400_000, *fields])
 
     def last_pass(self) -> Mapping[str, str]:
-        """The last pass; empty where nobody has made one."""
+        """Return the ``summary`` of the last pass; empty if there was none within a week."""
         row = self.client.hgetall(self.keys.last_pass)
         texts = ((name.decode(errors="replace"), value) for name, value in row.items())
         return {name: value.decode(errors="replace") for name, value in texts}
 
     def tick(self, last: int) -> int:
-        """Note a tick of this app's beat, whose latest was at ``last`` (server ms; 0: there was
-        none); when it is. A week after it a beat is forgotten."""
+        """Record a tick of this app's beat, whose last one was at ``last`` (server ms; 0: there was
+        none); return the time of this one. A week after its last tick a beat is forgotten."""
         key, here, now = self.keys.beats, ProcessImage.current(), self.database.server_time()
         row = json.dumps([now, (now - last) / 1000 if last else 0.0, here.host, here.pid])
         self._at_once([("HSET", key, self.config.app_name, row), ("EXPIRE", key, DAYS * 86_400)])
         return now
 
     def beats(self) -> list[dict[str, Any]]:
-        """Of each app the beat that ticked last, with the seconds between its last two ticks."""
+        """Return for each app the beat that ticked last, with the seconds between its last
+        ticks."""
         beats = []
         for app, row in sorted(self.client.hgetall(self.keys.beats).items()):
             parts = parsed_json(row, list[Any]())
@@ -148,7 +154,7 @@ class History(Structure):
         return beats
 
     def counts(self) -> Counts:
-        """All counters; not more than some thousands (``shared.lua``)."""
+        """Return all counters: some thousands at most (``shared.lua``)."""
         fields = self.client.hgetall(self.keys.stats)
         rows = {
             tuple(k.decode(errors="replace").split(TAB, 2)): whole(v) for k, v in fields.items()

@@ -1,4 +1,6 @@
-"""What owners hold, counted or a page at a time: for those who look, not for those who work."""
+"""In-flight counts of owners, and the jobs in private lists, landing lists, the parked set and
+probation, a page at a time. Commands, metrics and the page read it, passes, and an owner that drops
+the queue lists it no longer uses; nothing here writes."""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked"
 
 
 class Place(NamedTuple):
-    """Where jobs of one state are; an owner's without a queue list: its private list, with those
-    that run, else where they land."""
+    """Where jobs of one state are. With an owner and no queue list it is the owner's private list,
+    which has the running jobs, too; with both it is a landing list."""
 
     state: str
     owner: str = ""
@@ -36,7 +38,7 @@ class Place(NamedTuple):
 
 
 class SeenJob(NamedTuple):
-    """A job as it lies there."""
+    """A job as it was read from its place."""
 
     place: Place
     payload: bytes
@@ -59,7 +61,7 @@ class Holding:
 
 
 class Holdings(Structure):
-    """Counts of private lists and running jobs, read together."""
+    """Reader of what owners have in flight, and of jobs that wait elsewhere."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -84,8 +86,10 @@ class Holdings(Structure):
         return holdings
 
     def jobs(self, places: Sequence[Place], most: int) -> Iterator[list[SeenJob]]:
-        """What is in some places, about ``most`` jobs of it in a round trip: what runs first, the
-        oldest claim before others, and what is due first. Those of owners are best together."""
+        """Yield the jobs of some places, about ``most`` in a round trip: running jobs first, the
+        oldest claim before the others, and parked jobs by their time. Places of owners should be
+        neighbours in ``places``, since a round trip reads several. A job that moves meanwhile may
+        be missed, or seen twice."""
         most = min(most, BATCH)
         for are_lists, alike in groupby(places, lambda place: bool(place.queue_list)):
             for some in chunks([*alike], BATCH if are_lists else CHUNK):

@@ -1,4 +1,5 @@
-"""Whatever there is of ours, by SCAN: for what nobody registered, and for leaving."""
+"""All keys of this package, found by SCAN. `superfetch reap --full` and `drain` look for unknown
+owners here, `drain` for jobs that are left, and the console for both; nothing here writes."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from .database import Structure
 from .private_lists import claims_of
 
 SCAN_COUNT = 1000  # keys asked for in one command
-SCAN_STEPS = 100  # of who only has a look
+SCAN_STEPS = 100  # of a method that stops early
 #: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
 #: of the dead set.
 JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
@@ -20,7 +21,8 @@ class Keyspace(Structure):
     """Each method walks through the whole database, and raises where SCAN is forbidden."""
 
     def owners(self) -> dict[str, set[str]]:
-        """Whoever has facts, or jobs in flight, registered or not -> the queue lists of these."""
+        """Return each owner with an owner record or jobs in flight, registered or not -> the queue
+        lists of its landing lists."""
         owners: dict[str, set[str]] = {}
         for kind, type in ("private:", "HASH"), ("landing:", "LIST"), ("owner:", "HASH"):
             for key in self._scan(kind, type):
@@ -29,13 +31,13 @@ class Keyspace(Structure):
         return owners
 
     def holders(self) -> set[str]:
-        """Whoever has a private list, as far as a hundred steps of SCAN find them."""
+        """Return the owners with jobs in flight, as far as a hundred steps of SCAN find them."""
         parsed = map(self.keys.parse, self._look(self.keys.pattern()))
         return {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
 
     def bound(self, separator: str) -> set[str]:
-        """The queues that kombu's bindings name, as far as a hundred steps of SCAN find them; but
-        for those of replies."""
+        """Return the queues that kombu's bindings name, except those of replies, as far as a
+        hundred steps of SCAN find them."""
         found = self._look(self.keys.pattern(family="_kombu.binding."))
         names = [("SMEMBERS", key) for key in found if not key.endswith(b".pidbox")]
         tables = self._at_once(names, errors=True)
@@ -43,7 +45,8 @@ class Keyspace(Structure):
         return {row.decode(errors="replace").rpartition(separator)[2] for row in rows}
 
     def left(self) -> tuple[Counter[str], int]:
-        """Kind of key -> jobs in flight, parked or on probation; and how many keys hold no job."""
+        """Return kind of key -> jobs in flight, parked or on probation; and the number of keys that
+        hold no job."""
         parsed = [(key, *self.keys.parse(key)) for key in self._scan()]
         holding = [
             (kind, key)

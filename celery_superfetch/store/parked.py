@@ -1,4 +1,7 @@
-"""Parked jobs: they wait on the server for their time, in nobody's private list and no memory."""
+"""Parked jobs: they wait on the server for their ETA, in no private list and in no worker's memory.
+The owner that claimed a job parks it; each worker's maintenance and beat's process release what is
+due once a second. Each move is one script: if the process dies between two of them, the next look
+of any worker goes on."""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ STEP = 1000  # parked jobs that one command looks through, for task ids
 
 
 class Released(NamedTuple):
+    """What one look has moved."""
+
     jobs: int  # how many went to their queues
     now: int  # server ms
     next: float | None  # when the next one is due (server ms); None: none is parked
@@ -42,7 +47,8 @@ class Parked(Structure):
     parked it, a line's end, and the payload as it came."""
 
     def park(self, jobs: Mapping[Job, int]) -> Call:
-        """The call that parks jobs of one owner and queue list (-> server ms)."""
+        """Return the call that parks claimed jobs of one owner and queue list, each until its time
+        (server ms)."""
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
         names = [keys.private(owner), keys.parked_of(queue_list), keys.parked]
         args: list[Any] = [queue_list]
@@ -53,9 +59,9 @@ class Parked(Structure):
         return Call("park", names, args)
 
     def release(self, expires: Mapping[str, int], ahead: float = 0) -> Released:
-        """Move what is due within ``ahead`` ms to the front of its queue, and some of what is due
-        a moment later: of thousands few, since those wait in a worker's memory. ``expires``: queue
-        list -> ms of its x-expires, as far as it is known."""
+        """Move jobs that are due within ``ahead`` ms to the front of their queues. The first script
+        also takes those that are due within ``EARLY``, so at most ``BATCH`` of them: these wait in
+        a worker's memory. ``expires``: queue list -> ms of its x-expires, where it is known."""
         keys = self.keys
         names = [keys.parked, keys.recovered, keys.on_probation]
         prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
@@ -73,8 +79,8 @@ class Parked(Structure):
         return Released(total, int(now), None if due is None else float(due))
 
     def release_all(self, on_moved: Callable[[int], object] = lambda _: None) -> dict[str, int]:
-        """Move all to their queues, whenever they are due: queue list -> how many; ``on_moved``
-        gets the number of each part that went."""
+        """Move all parked jobs to their queues, whatever their time; return queue list -> number.
+        ``on_moved`` gets the number of each batch."""
         sizes = self.sizes(self.lists())
         while moved := self.release({}, inf).jobs:
             on_moved(moved)
@@ -82,23 +88,25 @@ class Parked(Structure):
         return {name: size - left[name] for name, size in sizes.items()}
 
     def lists(self) -> list[str]:
-        """The queue lists with parked jobs."""
+        """Return the queue lists with parked jobs."""
         return [
             name.decode(errors="replace") for name in self.client.zrange(self.keys.parked, 0, -1)
         ]
 
     def sizes(self, lists: Collection[str]) -> dict[str, int]:
+        """Return queue list -> number of its parked jobs."""
         counts = self._at_once(("ZCARD", self.keys.parked_of(name)) for name in lists)
         return dict(zip(lists, counts, strict=True))
 
     def next_due(self, lists: Sequence[str]) -> dict[str, float]:
-        """Queue list -> when the next of its parked jobs is due (server ms), if it has some."""
+        """Return queue list -> when the next of its parked jobs is due (server ms), if it has
+        any."""
         times = self._at_once(("ZSCORE", self.keys.parked, name) for name in lists)
         return {name: at for name, at in zip(lists, times, strict=True) if at is not None}
 
     def call(self, task_ids: Collection[str]) -> int:
-        """Have jobs go to their queues with the next ``release``, whenever they are due; how many.
-        It looks once through all that are parked."""
+        """Make jobs due now, so that the next ``release`` moves them; return how many there were. A
+        revoke does this, so that a worker discards them at once. It reads all parked jobs once."""
         count, wanted = 0, {json.dumps(id).encode() for id in task_ids}
         # The server looks for one name; of many it would look through all for each.
         start = re.sub(rb"([\\*?\[\]^])", rb"\\\1", next(iter(wanted))) if len(wanted) == 1 else b""

@@ -1,4 +1,6 @@
-"""kombu's queue lists, and the suspects from them: jobs on probation, which run alone."""
+"""kombu's queue lists: their lengths, since when their jobs wait, and reads without a claim; and
+the suspects, jobs on probation that wait for a solo run. Passes note what waits, the fetch loop
+makes room for suspects, and commands and the console read."""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def _text(name: bytes) -> str:
 
 class Queues(Structure):
     def lengths(self, names: Sequence[str]) -> list[tuple[int | ResponseError, int]]:
-        """For each its length, or why it has none, and how many from it are on probation."""
+        """Return for each list its length, or the server's error, and how many of its jobs are on
+        probation."""
         keys = [kind(name) for name in names for kind in (self.keys.queue, self.keys.probation)]
         replies = self._at_once((("LLEN", key) for key in keys), errors=True)
         for suspects in replies[1::2]:
@@ -54,8 +57,9 @@ class Queues(Structure):
         ]
 
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
-        """Queue list -> seconds for which its oldest job has been seen as the oldest: no more than
-        its age, which no message tells. ``notes``: from now on, where it was not known."""
+        """Return queue list -> seconds for which its oldest job has been seen as the oldest: at
+        most the job's age, which no message contains. With ``notes`` a job that is seen for the
+        first time is noted."""
         return self._ages([*names], NOTE if notes else READ)
 
     def note_waiting(self, names: Iterable[str]) -> None:
@@ -80,12 +84,13 @@ class Queues(Structure):
         return ages
 
     def noted(self) -> list[str]:
-        """The queue lists in which the last pass saw a job wait, whoever serves them."""
+        """Return the queue lists in which the last pass saw a job wait, with or without a
+        worker."""
         return [_text(name) for name in self.client.hkeys(self.keys.oldest)]
 
     def note(self, names: Iterable[str]) -> None:
-        """Let whoever looks see these queue lists, too, which nobody may serve; since when their
-        jobs wait the next pass says. Without it the jobs are there all the same."""
+        """Make commands and the console list these queue lists, which may have no worker; the next
+        pass notes since when their jobs wait. If this fails, the jobs are there all the same."""
         oldest = self.keys.oldest
         commands = [("HSETNX", oldest, name, "") for name in names]
         with suppress(RedisError):
@@ -139,7 +144,7 @@ class Queues(Structure):
 
 
 class Room(NamedTuple):
-    """What an owner is to do for suspects."""
+    """The answer to an owner that asks whether it is to make room for suspects."""
 
     none: bool  # there are no suspects
     quiesces: bool  # it claims nothing until it has no job left
@@ -147,13 +152,16 @@ class Room(NamedTuple):
 
 
 class Suspects(Structure):
-    """Jobs on probation (``superfetch:probation:<queue list>``), and who rests for them."""
+    """Jobs on probation (``superfetch:probation:<queue list>``), and the owner that quiesces for
+    one. A recovery puts a job here, and an owner claims it for a solo run."""
 
     def lists(self) -> frozenset[str]:
+        """Return the queue lists with suspects."""
         names = self.client.smembers(self.keys.on_probation)
         return frozenset(name.decode(errors="replace") for name in names)
 
     def size(self, queue_list: str) -> int:
+        """Return how many suspects of a queue list wait."""
         return int(self.client.llen(self.keys.probation(queue_list)))
 
     def make_room(self, owner: str, lists: Sequence[str], first: float, work: int) -> Room:

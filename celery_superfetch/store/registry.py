@@ -1,4 +1,7 @@
-"""The registry of owners: who claims, since when, and when each was last heard."""
+"""The registry: the owner record and last heartbeat of each owner, and the tombstones of reaped
+ones. A heartbeat thread registers its owner and renews it; the reaper reads all and marks the dead.
+If an owner's process dies, its row and record stay until the reaper marks them; if the reaper dies
+after ``mark``, the tombstone makes the next pass drain the owner."""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ TOMBSTONE_FACTS = 86400  # seconds: an owner thawed a day later learns its fate
 
 
 class Heartbeat(NamedTuple):
+    """The server's answer to a heartbeat."""
+
     #: ``ok``; ``missing``: the row in ``superfetch:owners``, that of its host, or the facts have
     #: gone; ``unknown``: the row and the facts; ``reaped``; or ``left``: none was sent.
     status: str
@@ -40,15 +45,19 @@ class Registry(Structure):
     """Owners, their facts and heartbeats (``superfetch:owners``, ``superfetch:owner:*``)."""
 
     def register(self, facts: Facts) -> Heartbeat:
-        """Write all facts; counts as a heartbeat, whose status is ``ok`` or ``reaped``."""
+        """Write the whole owner record. It counts as a heartbeat, with status ``ok`` or
+        ``reaped``."""
         return _heartbeat(self.scripts.run(*self._call(facts, 0, facts.dump(), self.keys.reaped)))
 
     def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
-        """One heartbeat, with facts that changed ``since`` the caller's last (``now``; 0: none)."""
+        """Send one heartbeat, with the fields of the owner record that ``changed``. ``since``: the
+        ``now`` of the caller's last heartbeat, after which an owner that sent none is quiet; 0:
+        none."""
         return _heartbeat(self.scripts.run(*self._call(facts, since, changed)))
 
     def pulse(self, facts: Facts, state: str) -> bytes:
-        """A heartbeat as it is sent: it asks for nobody, and tells of nothing but ``state``."""
+        """Return the bytes of a heartbeat that writes ``state`` alone and asks for no other owners:
+        under gevent a native thread sends it while the hub is blocked."""
         call = self._call(facts, 0, {"state": state})
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
@@ -62,16 +71,18 @@ class Registry(Structure):
         return [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)]
 
     def knows(self, owner: str) -> bool:
+        """Return whether an owner has a record, reaped or not."""
         return bool(self.client.exists(self.keys.facts(owner)))
 
     def last_heard(self, owner: str) -> int | None:
-        """Server ms of its last heartbeat; None when it has none here."""
+        """Return the server ms of an owner's last heartbeat; None if it is not registered."""
         score = self.client.zscore(self.keys.owners, owner)
         return None if score is None else _whole(score)
 
     def leave(self, facts: Facts, tombstone: float) -> int:
-        """End in order; unless 0 nothing was done: the number of jobs left, or -1 when reaped. For
-        ``tombstone`` seconds a claim of ours may still land."""
+        """Unregister an owner that stops; return 0, or, where nothing was done, the number of jobs
+        that it still has, or -1 if it was reaped. For ``tombstone`` seconds passes still drain its
+        lists: a blocking read that was sent may move a job there."""
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.private(owner)]
@@ -79,19 +90,19 @@ class Registry(Structure):
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
     def anybody(self) -> bool:
-        """Whether there is an owner, or a tombstone, to look at."""
+        """Return whether there is any owner, or tombstone, for a pass."""
         return bool(self.client.exists(self.keys.owners, self.keys.reaped))
 
     def owners(self) -> dict[str, int]:
-        """Every registered owner -> its score, the last heartbeat in server ms."""
+        """Return each registered owner -> its score: the last heartbeat in server ms."""
         return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
 
     def tombstones(self) -> dict[str, int]:
-        """Owners that were reaped lately -> until when they are drained again (server ms)."""
+        """Return each tombstone's owner -> until when passes drain it again (server ms)."""
         return _scores(self.client.zrange(self.keys.reaped, 0, -1, withscores=True))
 
     def facts(self, owners: Iterable[str]) -> dict[str, Facts]:
-        """The facts of some owners; an empty row gives the weakest facts."""
+        """Return the records of some owners; an owner without one gets defaults."""
         names = list(owners)
         rows = self._at_once((("HGETALL", self.keys.facts(name)) for name in names), errors=True)
         return {
@@ -109,7 +120,7 @@ class Registry(Structure):
         }
 
     def well(self) -> list[Facts]:
-        """Of the owners those that are heard, and are not about to stop."""
+        """Return the owners with a heartbeat within their ``owner_ttl`` that are not stopping."""
         scores, now = self.owners(), self.database.server_time()
         return [
             facts
@@ -118,8 +129,10 @@ class Registry(Structure):
         ]
 
     def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> Facts | None:
-        """Mark an owner reaped; for ``tombstone`` seconds its lists are drained again, for claims
-        that land late. Returns its facts then; None: it was heard since ``score``."""
+        """Mark an owner reaped, and close its connections; return its record, or None if it sent a
+        heartbeat since ``score``. For ``tombstone`` seconds each pass drains its lists, since a
+        claim that was sent may still land. If the process dies after the script, that drains the
+        owner."""
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner)]
@@ -164,8 +177,9 @@ class Registry(Structure):
         return max(int(served), int(waiting))
 
     def adopt(self, owner: str, queue_lists: Collection[str]) -> bool:
-        """Have the owner of some private lists judged, or drained again, like any other; False if
-        it needs none of that. Whoever lives has registered a list before it has one."""
+        """Register an owner whose keys were found without a registration: passes then judge it, or
+        drain it again if it was reaped, like any other. Return False if that was not necessary. A
+        live owner registers a queue list before its first claim there."""
         facts, key = self.facts([owner])[owner], self.keys.facts(owner)
         is_reaped = facts.state == "reaped"
         if is_reaped and not queue_lists:
@@ -180,13 +194,13 @@ class Registry(Structure):
         return bool(self.client.zadd(registry, row, nx=True)) or unlisted
 
     def drop_tombstone(self, owner: str) -> None:
-        """Drain it no more; until here nothing that is known of it expires."""
+        """Remove a tombstone: passes drain the owner no more, and its record expires in a day."""
         keys = self.keys
         kept = "EXPIRE", keys.facts(owner), TOMBSTONE_FACTS
         self._at_once([kept, ("ZREM", keys.reaped, owner)])
 
     def connected(self, facts: Facts, run_id: str) -> bool | None:
-        """Whether the server still has any of the owner's connections; None: cannot tell."""
+        """Return whether the server still has any of an owner's connections; None: unknown."""
         if not facts.connections or not facts.run_id or facts.run_id != run_id:
             return None
         try:
@@ -209,7 +223,7 @@ class Registry(Structure):
 
 
 def _scores(rows: Any) -> dict[str, int]:
-    """Owner -> score. What is no name or no time is nobody's, and no reason to fail."""
+    """Return owner -> score; a name or score that is malformed raises nothing."""
     scores = ((owner.decode(errors="replace"), float(score)) for owner, score in rows)
     return {owner: _whole(score) for owner, score in scores}
 

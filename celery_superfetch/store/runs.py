@@ -1,4 +1,6 @@
-"""How jobs end, and how long they run: counted by queue list and task."""
+"""Run counts: how jobs end, and how long they run, by queue list and task. Each worker's
+maintenance adds its tally at the pace of its heartbeats, and the console reads the sums. If the
+process dies, the runs since its last report are not counted."""
 
 from __future__ import annotations
 
@@ -39,6 +41,8 @@ class Tally(Counter[tuple[str, str, str]]):
 
 
 class RunCounts(NamedTuple):
+    """The sums of all workers."""
+
     ends: dict[tuple[str, str, str], int]  # (how, queue list, task) -> runs
     times: dict[str, Times]  # by task
 
@@ -60,6 +64,7 @@ class Runs(Structure):
                 del tally[name]
 
     def counts(self) -> RunCounts:
+        """Return the sums of all workers; rows that cannot be read are left out."""
         ends, times = {}, defaultdict[str, Counter[str]](Counter)
         for name, number in self.client.hgetall(self.keys.runs).items():
             how, *labels = name.decode(errors="replace").split(TAB, 2)

@@ -1,4 +1,7 @@
-"""What stock kombu leaves in Redis: jobs that its consumers have not acked, and who these are."""
+"""What stock kombu leaves in Redis: jobs that its consumers have not acked, and the connections of
+these consumers. ``superfetch migrate`` moves the jobs to their queues (``cli/from_stock.py``), and
+the console counts them. A batch moves in one transaction: if the process dies, each job is in the
+hash or in its queue."""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Delivery(NamedTuple):
     value: bytes
 
     def read(self) -> tuple[bytes, str, str]:
-        """The message, marked as redelivered, its exchange and routing key; of a value that kombu
-        could make nothing of either, nothing."""
+        """Return the message, marked as redelivered, its exchange and its routing key; three empty
+        values if kombu could not read it either."""
         try:
             message, exchange, routing_key = json.loads(self.value)
             with suppress(KeyError):
@@ -38,7 +41,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True)
 class StockConsumer:
-    """A connection on which somebody consumes as stock kombu does."""
+    """A connection of a stock kombu consumer."""
 
     id: int
     address: str
@@ -63,8 +66,8 @@ class Unacked(Structure):
         self.index = self.keys.queue(index)
 
     def consumers(self) -> list[StockConsumer] | None:
-        """Connections to this database whose latest command is BRPOP, as a stock consumer's is to
-        its very end, but for ours; None where we may not ask."""
+        """Return the connections to this database whose latest command is BRPOP, as a stock
+        consumer's always is, except this package's; None if the ACL forbids the question."""
         try:
             rows = self.client.client_list()
         except ResponseError:  # forbidden by ACL
@@ -79,20 +82,21 @@ class Unacked(Structure):
         ]
 
     def size(self) -> int:
+        """Return how many jobs are unacked; 0 if the server does not say."""
         try:
             return int(self.client.hlen(self.name))
         except ResponseError:  # forbidden: no worker of this user is a stock one; or another's key
             return 0
 
     def tags(self) -> list[bytes]:
-        """All entries, the newest first; those that the index does not know last."""
+        """Return all entries, the newest first; those that the index does not have come last."""
         there = dict.fromkeys(self.client.hkeys(self.name))
         listed = [tag for tag in self.client.zrange(self.index, 0, -1)[::-1] if tag in there]
         # kombu restores by the index alone: without a row there a job waits for ever.
         return list(dict.fromkeys([*listed, *there]))
 
     def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[Delivery]:
-        """Those of some jobs that were not acked meanwhile."""
+        """Return the entries of some tags, except those that were acked meanwhile."""
         client = client or self.client
         names: Any = tags
         since: Any = client.zmscore(self.index, names)
@@ -100,8 +104,13 @@ class Unacked(Structure):
         return [Delivery(*row) for row in rows if row[-1] is not None]
 
     def move(self, jobs: Mapping[Delivery, tuple[bytes, Mapping[str, int]]]) -> list[Delivery]:
-        """Put messages (the newest delivery first) to the front of their queue lists -> ms of
-        x-expires, in one transaction; those that were neither acked nor delivered anew."""
+        """Move jobs to the front of their queue lists in one transaction; return those that were
+        moved: a job that was acked or delivered again since it was read stays. If stock workers
+        change the hash meanwhile, the transaction is tried again.
+
+        Args:
+            jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
+        """
 
         def transaction(pipe: Any) -> list[Delivery]:
             same = [job for job in self.read([job.tag for job in jobs], pipe) if job in jobs]
