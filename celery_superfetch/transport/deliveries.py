@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger
@@ -26,23 +27,15 @@ def mark_redelivered(message: dict[str, Any]) -> None:
     message["headers"] = {**(message.get("headers") or {}), "redelivered": True}
 
 
-class Delivery(dict[str, Any]):
-    """A decoded message that stands for its claim; kombu keeps it as ``message._raw``."""
+class Delivery:
+    """A claimed job that a consumer has, and the ways in which it may leave.
+
+    If the process dies, the job stays in the owner's private list, and the reaper recovers it.
+    """
 
     def __init__(self, claimed: Claimed, channel: Any) -> None:
-        super().__init__(json.loads(claimed.job.payload))
         self.claimed, self.job, self.channel = claimed, claimed.job, channel
         self.owner: Owner = channel.owner
-        again = claimed.counters is not None
-        info = self["properties"]["delivery_info"]
-        info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
-        headers = self["headers"] = self.get("headers") or {}
-        headers.pop(DELIVERY, None)  # what we say of a delivery, nobody else can say
-        strikes = Carried.of(headers).strikes if CARRIED in headers else 0
-        if again:
-            mark_redelivered(self)
-        if again or strikes:
-            self["headers"][DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
 
     @property
     def is_open(self) -> bool:
@@ -89,28 +82,70 @@ class Delivery(dict[str, Any]):
             self.channel.fetch.poller.wake()
 
 
+class Message(virtual.Message):
+    """kombu's message of a claimed job, which knows its delivery."""
+
+    delivery_tag: Any
+
+    def __init__(self, delivery: Delivery) -> None:
+        payload = _decode(delivery.claimed)
+        super().__init__(payload, channel=delivery.channel)
+        self.delivery = delivery
+        payload["body"] = None  # kombu keeps the payload, and the message has the body
+        hash(self.delivery_tag)  # stock kombu needs one, too
+        # That one was made at publish: a redelivery, or a job copied by hand, brings it again.
+        self.delivery_tag = delivery.job.claim_id
+
+
+def _decode(claimed: Claimed) -> dict[str, Any]:
+    """Return the payload of a job as kombu's dict, with what is known of earlier deliveries."""
+    message: dict[str, Any] = json.loads(claimed.job.payload)
+    again = claimed.counters is not None
+    info = message["properties"]["delivery_info"]
+    info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
+    headers = message["headers"] = message.get("headers") or {}
+    headers.pop(DELIVERY, None)  # what we say of a delivery, nobody else can say
+    strikes = Carried.of(headers).strikes if CARRIED in headers else 0
+    if again:
+        mark_redelivered(message)
+    if again or strikes:
+        message["headers"][DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
+    return message
+
+
 def delivery_of(message: Any) -> Delivery | None:
-    """The delivery behind kombu's message; None for what is not fetched reliably."""
-    raw = getattr(message, "_raw", None)
-    return raw if isinstance(raw, Delivery) else None
+    """Return the delivery behind kombu's message; None for what is not fetched reliably."""
+    return message.delivery if isinstance(message, Message) else None
 
 
-class QoS(virtual.QoS):
-    """What was delivered and is not settled yet. Redis knows the same from the private lists. Not
-    of kombu's for Redis: nothing comes back by a timeout, since the reaper knows who is dead."""
+class QoS:
+    """The messages of a channel that are not settled, and how many jobs it may claim.
+
+    kombu makes one for each channel and calls the methods that kombu's own ``virtual.QoS`` has:
+    ``append`` for broadcasts, ``ack`` and ``reject`` for each settled message, ``restore_unacked``
+    for a recovery, ``restore_unacked_once`` at each close (a channel may be closed twice) and at
+    the exit of the process. The fetch loop calls ``credit``. If the process dies, nothing of this
+    is needed: the same jobs are in the owner's private list.
+    """
+
+    prefetch_count = 0  # set by kombu; 0: no limit
 
     def __init__(self, channel: Any) -> None:
-        super().__init__(channel)
+        self.channel = channel
+        self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
         #: Tags of deliveries before whose end nothing is claimed; any thread may add one.
         self.awaited: set[str] = set()
+        #: Requeues the jobs of a channel that is still open at the exit of the process.
+        self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
     def in_use(self) -> int:
+        """Return how many jobs count against the prefetch."""
         fetch = self.channel._fetch
         if fetch is None:
-            return len(self._delivered)
+            return len(self.unsettled)
         # With what runs on although its channel is closed: else jobs would be reserved behind it.
         outlived = fetch.owner.leases.detached_count
-        return len(self._delivered) + len(fetch.backlog) + outlived
+        return len(self.unsettled) + len(fetch.backlog) + outlived
 
     def can_consume(self) -> bool:
         return not self.prefetch_count or self.in_use() < self.prefetch_count
@@ -124,7 +159,7 @@ class QoS(virtual.QoS):
         """Return how many jobs the channel may claim now. Without a limit one at a time, as stock
         does: the first of two consumers would claim the whole queue."""
         fetch = self.channel.fetch
-        awaits = any(tag in self._delivered for tag in list(self.awaited))
+        awaits = any(tag in self.unsettled for tag in list(self.awaited))
         if awaits or fetch.owner.stopping:
             return 0
         if "can_consume" in self.__dict__:
@@ -135,15 +170,11 @@ class QoS(virtual.QoS):
         limit: int = fetch.owner.config.claim_limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))
 
-    def receive(self, claimed: Claimed) -> Any:
-        """The message in a payload; None when it is none and was put into quarantine."""
+    def receive(self, claimed: Claimed) -> Message | None:
+        """Return the message in a payload, which is unsettled from now on; None if it holds no
+        message and was moved to the dead set."""
         try:
-            delivery = Delivery(claimed, self.channel)
-            message = self.channel.Message(delivery, channel=self.channel)
-            delivery["body"] = None  # the message has it, and the payload goes back as it came
-            hash(message.delivery_tag)  # stock kombu needs one, too
-            # That one was made at publish: a redelivery, or a job copied by hand, brings it again.
-            message.delivery_tag = claimed.job.claim_id
+            message = Message(Delivery(claimed, self.channel))
             self.append(message, message.delivery_tag)
             return message
         except MemoryError:  # that is not its fault
@@ -152,16 +183,22 @@ class QoS(virtual.QoS):
             self.channel.owner.settlement.quarantine(claimed.job)
             return None
 
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        self.unsettled[delivery_tag] = message
+
+    def get(self, delivery_tag: Any) -> Any:
+        return self.unsettled[delivery_tag]
+
     def delivery(self, delivery_tag: Any) -> Delivery | None:
-        """What was delivered; None when it is settled, or was no claim (fanout)."""
-        return delivery_of(self._delivered.get(delivery_tag))
+        """Return what was delivered; None when it is settled, or was no claim (fanout)."""
+        return delivery_of(self.unsettled.get(delivery_tag))
 
     def drop(self, job: Job) -> None:
-        self._delivered.pop(job.claim_id, None)
+        self.unsettled.pop(job.claim_id, None)
         self.awaited.discard(job.claim_id)
 
     def ack(self, delivery_tag: Any) -> None:
-        delivery = delivery_of(self._delivered.pop(delivery_tag, None))
+        delivery = delivery_of(self.unsettled.pop(delivery_tag, None))
         if delivery is not None:
             delivery.ack()
 
@@ -171,7 +208,7 @@ class QoS(virtual.QoS):
         delivery = self.delivery(delivery_tag)
         if delivery is not None:
             return delivery.requeue("back")
-        message = self._delivered.get(delivery_tag)
+        message = self.unsettled.get(delivery_tag)
         if message is not None and not self._is_broadcast(message):
             # A read had taken it from a queue without acks when that was cancelled.
             virtual.Channel._restore(self.channel, message)
@@ -183,7 +220,7 @@ class QoS(virtual.QoS):
 
     def _in_hand(self) -> list[Job]:
         """The jobs that were delivered and not settled, the newest first."""
-        deliveries = map(delivery_of, reversed(list(self._delivered.values())))
+        deliveries = map(delivery_of, reversed(list(self.unsettled.values())))
         return [delivery.job for delivery in deliveries if delivery is not None]
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
@@ -210,7 +247,12 @@ class QoS(virtual.QoS):
         return unseen + len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """kombu's word at each close, and at exit; it must not raise, nor mind twice."""
-        self._on_collect.cancel()
+        """Requeue as ``restore_unacked``. kombu calls this at each close; nothing it does may fail
+        the second time, and it raises nothing at exit."""
+        self.at_exit.cancel()
         if self.channel.do_restore:
             self.restore_unacked()
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing. kombu's poller calls this to requeue jobs after the visibility timeout; here
+        the reaper knows which owner is dead."""

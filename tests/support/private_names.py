@@ -132,10 +132,8 @@ kombu transport.redis:MultiChannelPoller.
 kombu asynchronous.hub:Hub.
     watch no socket together with a forked child: _create_poller()
 kombu transport.virtual:QoS.
-    settle a delivery: _delivered
-    give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr) _on_collect
+    give jobs back when a channel closes: restore_unacked() restore_unacked_once(stderr)
 kombu transport.virtual:
-    know the claim behind a message: Message._raw
     put back what a cancelled read has taken: Channel._restore(message)
 kombu transport.redis:
     ask Sentinels: SentinelChannel._sentinel_managed_pool(asynchronous)

@@ -76,7 +76,7 @@ def test_an_ack_after_the_channel_is_closed_finds_its_way(url, bench):
     inbox.receive(2)
     running = inbox.messages[0]
     driver = Driver.of(inbox.channel.fetch.owner)
-    assert driver.start(running._raw.claimed.job)
+    assert driver.start(running.delivery.job)
     [owner] = bench.registry.owners()
     inbox.channel.close()
     assert bench.queue() == [payload("waiting")]
@@ -93,7 +93,7 @@ def test_what_outlives_its_channel_counts_against_the_prefetch_of_the_next(url, 
     first = Inbox(url, prefetch=2)
     first.receive(2)
     driver = Driver.of(first.channel.fetch.owner)
-    assert driver.start(first.messages[0]._raw.claimed.job)
+    assert driver.start(first.messages[0].delivery.job)
     first.channel.close()
     assert bench.queue() == [payload(n) for n in (1, 2, 3)]
     with Inbox(url, prefetch=2) as second:
@@ -283,7 +283,7 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench
         inbox.receive(4)
         running, _unasked, *waiting = inbox.messages
         driver = Driver.of(inbox.channel.fetch.owner)
-        jobs = [message._raw.claimed.job for message in (running, *waiting)]
+        jobs = [message.delivery.job for message in (running, *waiting)]
         for job in jobs:
             driver.reserve(job)
         assert driver.start(jobs[0])

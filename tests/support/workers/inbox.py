@@ -90,8 +90,8 @@ class Inbox:
     def crash(self) -> None:
         """End as a killed process does: what is not acked stays wherever it is."""
         qos = self.channel.qos
-        qos._on_collect.cancel()
-        qos._delivered.clear()
+        qos.at_exit.cancel()
+        qos.unsettled.clear()
         self.close()
 
     def close(self) -> None:
