@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..model.job import Claimed
     from ..owner.owner import Owner
     from ..store.private_lists import PrivateLists
-    from .fetch.fetch import Fetch
+    from .fetch.fetch_loop import FetchLoop
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -48,7 +48,7 @@ def _qos(channel: Channel) -> Any:  # made on the first consume: a producer need
 class Channel(FrugalChannel):
     """kombu's Redis channel; jobs that want an ack are fetched reliably."""
 
-    _fetch: Fetch | None = None
+    _fetch: FetchLoop | None = None
     _steps: PrivateLists | None = None  # for steps alone
     _several = False  # what is published just now goes to several queues
     _unserved = False  # what is consumed has changed since somebody looked
@@ -141,17 +141,24 @@ class Channel(FrugalChannel):
         return self.fetch.owner
 
     @property
-    def fetch(self) -> Fetch:
+    def fetch(self) -> FetchLoop:
         """Made on the first consume, if no option is wrong: a producer needs none of it."""
         if self._fetch is None:
             from ..owner.here import owner_for
-            from .fetch.fetch import Fetch
+            from .fetch.fetch_loop import FetchLoop
             from .versions import check_versions
 
             check_versions()
             poller, config = self.connection.cycle, self.connection.config
             owner = owner_for(self.here(), config, self.elsewhere(), poller.runner)
-            self._fetch = Fetch(self, poller, owner)
+            self._fetch = FetchLoop(
+                owner,
+                poller,
+                lists=lambda: self.lists,
+                credit=self.qos.credit,
+                deliver=self.deliver,
+                requeue_waiting=self.qos.requeue_waiting,
+            )
         return self._fetch
 
     def deliver(self, claimed: Claimed) -> bool:

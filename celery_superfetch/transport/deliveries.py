@@ -13,6 +13,7 @@ from kombu.utils import json
 from ..model.job import CARRIED, DELIVERY, Carried, Claimed, Counters, Job
 from ..model.log_text import one_line_each
 from ..model.words import number
+from .fetch.credit import Credit
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
@@ -141,31 +142,36 @@ class QoS:
     def in_use(self) -> int:
         """Return how many jobs count against the prefetch."""
         fetch = self.channel._fetch
-        if fetch is None:
-            return len(self.unsettled)
-        # With what runs on although its channel is closed: else jobs would be reserved behind it.
-        outlived = fetch.owner.leases.detached_count
-        return len(self.unsettled) + len(fetch.backlog) + outlived
+        return self._held() + (0 if fetch is None else len(fetch.backlog))
+
+    def _held(self) -> int:
+        """Return how many jobs the consumer has, with those that still run although their channel
+        is closed: else jobs would be reserved behind these."""
+        fetch = self.channel._fetch
+        return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
     def can_consume(self) -> bool:
+        """Return whether kombu may read a message of its own, too. Celery's worker puts a function
+        of its own in the place of this one (``worker_disable_prefetch``)."""
         return not self.prefetch_count or self.in_use() < self.prefetch_count
 
-    @property
-    def unlimited(self) -> bool:
-        """Whether the consumer has set no limit, neither kombu's nor Celery's of free slots."""
-        return not self.prefetch_count and "can_consume" not in self.__dict__
+    def credit(self) -> Credit:
+        """Return how many jobs the fetch loop may claim now."""
+        limit, counts_slots = self.prefetch_count, "can_consume" in self.__dict__
+        is_unlimited = not (limit or counts_slots)
+        return Credit(
+            self._claimable(is_unlimited, counts_slots), self._held(), limit, is_unlimited
+        )
 
-    def credit(self) -> int:
-        """Return how many jobs the channel may claim now. Without a limit one at a time, as stock
-        does: the first of two consumers would claim the whole queue."""
+    def _claimable(self, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
         awaits = any(tag in self.unsettled for tag in list(self.awaited))
         if awaits or fetch.owner.stopping:
             return 0
-        if "can_consume" in self.__dict__:
-            # Celery's worker_disable_prefetch counts free slots: of a second job that says nothing.
+        if counts_slots:  # Celery's function counts free slots: of a second job that says nothing
             return int(not fetch.backlog and bool(self.can_consume()))
-        if self.unlimited:
+        if is_unlimited:
+            # One at a time, as stock does: the first of two consumers would claim the whole queue.
             return int(not fetch.backlog)
         limit: int = fetch.owner.config.claim_limit
         return max(0, min(limit, self.prefetch_count - self.in_use()))

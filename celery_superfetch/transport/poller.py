@@ -18,7 +18,7 @@ from ..owner.in_flight.runner import CONSUMER
 from .fetch.queue_lists import POLL_INTERVAL
 
 if TYPE_CHECKING:
-    from .fetch.fetch import Fetch
+    from .fetch.fetch_loop import FetchLoop
 
 #: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
 #: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
@@ -138,7 +138,7 @@ class Poller(MultiChannelPoller):
         return delivered or end_round
 
     @property
-    def _fetches(self) -> list[Fetch]:
+    def _fetches(self) -> list[FetchLoop]:
         return [made for channel in list(self._channels) if (made := channel._fetch) is not None]
 
     @property
@@ -172,8 +172,9 @@ class Poller(MultiChannelPoller):
     def _turn(self) -> None:
         self._loop = threading.get_ident()
         self.runner.on_turn()
-        for fetch in self._fetches:
-            fetch.turn()
+        for channel in list(self._channels):
+            if channel._fetch is not None and not channel.closed:
+                channel._fetch.tick()
 
     def on_readable(self, fileno: int) -> Any:
         handler = self._watched.get(fileno)

@@ -84,7 +84,7 @@ class BlockingReads:
     """One connection for each queue list that is waited on, and two that hear of the others."""
 
     _unblocks_from = 0.0  # until when the server is not asked to end a wait (monotonic s)
-    dry = False  # the lists were found empty: what comes there is waited for
+    queues_are_empty = False  # as the last claim found them: what comes is waited for
     answered = True  # False once a claim may land that could not be called off
 
     def __init__(
@@ -276,7 +276,7 @@ class BlockingReads:
         assert self._arrivals is not None
         try:
             if self._arrivals.has_jobs():
-                self.dry = False
+                self.queues_are_empty = False
         except (RedisError, OSError):
             self._close_arrivals()
 

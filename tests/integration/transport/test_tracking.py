@@ -13,7 +13,7 @@ import redis
 from celery_superfetch.model.config import Config
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.transport.fetch import reads as blocking
-from celery_superfetch.transport.fetch.fetch import AT_ONCE, POLL_INTERVAL
+from celery_superfetch.transport.fetch.fetch_loop import AT_ONCE, POLL_INTERVAL
 from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
 from support.servers.commands import blocked, calls, looked
 from support.servers.server import Server
@@ -239,32 +239,32 @@ def told(server: Server) -> Iterator[tuple[BlockingReads, redis.Redis]]:
 
 def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told):
     watcher, client = told
-    watcher.dry = True
+    watcher.queues_are_empty = True
     watcher._track(["mail"])
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
     eventually(lambda: watcher._hear() or [*watcher._news] == ["mail"])
     watcher._seen()
-    assert watcher.dry
+    assert watcher.queues_are_empty
     watcher._track(["mail"])
     watcher._seen()
-    assert not watcher.dry
+    assert not watcher.queues_are_empty
 
 
 def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     watcher, client = told
     client.lpush("mail", "job")
     for _ in range(2):
-        watcher.dry = True
+        watcher.queues_are_empty = True
         watcher._track(["mail"])
         watcher._seen()
-        assert not watcher.dry
+        assert not watcher.queues_are_empty
     client.delete("mail")
-    watcher.dry = True
+    watcher.queues_are_empty = True
     watcher._track(["mail"])
     watcher._seen()
-    assert watcher.dry
+    assert watcher.queues_are_empty
 
 
 def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch, caplog):

@@ -15,6 +15,7 @@ import kombu
 from kombu.mixins import ConsumerMixin
 
 from celery_superfetch.transport.deliveries import QoS
+from celery_superfetch.transport.fetch.credit import Credit
 
 SECONDS = 0.1  # that a message takes
 
@@ -36,8 +37,12 @@ class Program(ConsumerMixin):
 if __name__ == "__main__":
     name, *hoards = sys.argv[1:]
     if hoards:  # the control: as many as the channel may claim at once
-        QoS.unlimited = property(lambda self: False)  # type: ignore[assignment]
-        credit = QoS.credit
-        QoS.credit = lambda self: 64 if not self.prefetch_count else credit(self)  # type: ignore
+        credit_of = QoS.credit
+
+        def credit(self: QoS) -> Credit:
+            found = credit_of(self)
+            return found if found.limit else found._replace(room=64, is_unlimited=False)
+
+        QoS.credit = credit  # type: ignore[method-assign]
     with kombu.Connection(os.environ["URL"], transport="celery_superfetch:Transport") as made:
         Program(name, made).run()

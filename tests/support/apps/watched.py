@@ -15,12 +15,12 @@ from celery import bootsteps
 from celery.worker.control import inspect_command
 from kombu.transport import redis
 
-from celery_superfetch.transport.fetch.fetch import Fetch
+from celery_superfetch.transport.fetch.fetch_loop import FetchLoop
 from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.apps.shop import app
 
 #: Made anew for each connection.
-MADE = (BlockingRead, Fetch, redis.Channel, redis.MultiChannelPoller, redis.Transport)
+MADE = (BlockingRead, FetchLoop, redis.Channel, redis.MultiChannelPoller, redis.Transport)
 
 
 @inspect_command(name="resources")

@@ -97,7 +97,7 @@ def rests() -> None:
 
 def ends_of_solitude() -> None:
     """Nothing starts beside a suspect until it has ended."""
-    Probation._is_alone = lambda self: interventions.runs_solo(self.owner)
+    Probation._end_solo_window = lambda self: None
 
 
 def longer_solitudes() -> None:
@@ -118,8 +118,8 @@ def spared_connections() -> None:
 
 def patience() -> None:
     """Whoever runs nothing takes a suspect, although other jobs wait for it."""
-    has_the_floor = Probation.has_the_floor
-    Probation.has_the_floor = lambda self, lists, dry=True: has_the_floor(self, lists)
+    act = Probation.act
+    Probation.act = lambda self, lists, queues_are_empty: act(self, lists, True)
 
 
 def probation() -> None:

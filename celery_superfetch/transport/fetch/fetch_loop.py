@@ -1,0 +1,373 @@
+"""The fetch loop of one channel: in each tick of kombu's event loop it decides whether to send what
+is pending, to claim jobs, or to wait for them with blocking reads.
+
+The poller calls ``tick`` in each turn of kombu's loop, and ``deliver`` for each claimed job; the
+channel calls the rest (``basic_get``, a cancelled consumer, its close); the QoS and the worker's
+stop call ``requeue_unseen`` from any thread. Three words:
+
+- A job has *landed* when a blocking read has moved it to a list of its own on the server, from a
+  queue that was empty. It has no claim yet; the next claim names it.
+- The *queues are empty* when the last claim got fewer jobs than it asked for. Nothing is claimed
+  then until a blocking read, or key tracking, reports a job.
+- The owner is *in doubt* once a reply was lost: its private list may have claims that this process
+  does not know. ``Owner.reconcile`` requeues them.
+
+If the process dies, what is lost here is known to the server: claimed jobs are in the owner's
+private list, landed jobs in its landing lists, and the reaper requeues both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from enum import Enum
+from threading import get_ident
+from time import monotonic, sleep
+from typing import Any
+
+from kombu.log import get_logger
+from redis.exceptions import RedisError, ResponseError
+
+from ...model.job import Claimed, Job
+from ...model.log_text import one_line_each
+from ...owner.owner import Owner
+from ...store.wire.connections import NotServed
+from ...store.wire.slots import PAUSE
+from .backlog import Backlog
+from .credit import Credit
+from .probation import Probation
+from .queue_lists import POLL_INTERVAL, QueueLists
+from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
+
+logger = one_line_each(get_logger(__name__))
+
+#: Seconds: what a read brings sooner may be one of many, and a claim asks for the others. What
+#: comes later came alone; where it did not, the next read shows it.
+AT_ONCE = 0.05
+
+
+class Action(Enum):
+    """What a tick does."""
+
+    STOP = "requeue the jobs that have not started: the worker is stopping"
+    SOLO = "see to a job on probation, which has to run alone"
+    CLAIM = "claim jobs; the same round trip sends what is pending"
+    SEND = "send what is pending: acks, requeues, starts"
+    BLOCK = "wait for jobs with blocking reads"
+    WAIT = "nothing"
+
+
+class FetchLoop:
+    """Claims for one channel while its queues have jobs, and waits while they are empty."""
+
+    #: When empty queues that cannot be waited on are looked at again (monotonic s).
+    _next_look = 0.0
+    #: Until when a server that refused is not asked, and not complained of (monotonic s).
+    _refused_until = _silent_until = 0.0
+    _delivering = 0  # the thread that does at this moment
+
+    def __init__(
+        self,
+        owner: Owner,
+        poller: Any,
+        *,
+        lists: Callable[[], QueueLists],
+        credit: Callable[[], Credit],
+        deliver: Callable[[Claimed], bool],
+        requeue_waiting: Callable[[], int],
+    ) -> None:
+        """
+        Arguments:
+            lists: returns what the channel consumes at the moment.
+            credit: returns how many jobs its consumer may be given.
+            deliver: calls the consumer with a job; returns False where the job went elsewhere.
+            requeue_waiting: requeues the jobs that were claimed or delivered and not started.
+        """
+        self.owner, self.poller, self.runner = owner, poller, owner.runner
+        self.backlog = Backlog()
+        self.reads = BlockingReads(owner, poller, self._landed)
+        self.probation = Probation(
+            owner, self.backlog, poller.ring, self.put_aside, requeue_waiting
+        )
+        self._lists, self._credit, self._deliver = lists, credit, deliver
+        self._requeue_waiting = requeue_waiting
+        self._joined: Mapping[str, int] = {}
+        self._outages = owner.outages
+
+    def tick(self) -> None:
+        """Carry out the next action. After a refusal of the server (a full disk, too few replicas)
+        nothing is sent for ``POLL_INTERVAL``; lost connections raise."""
+        self.runner.pump()
+        now = monotonic()
+        if now < self._refused_until:
+            return
+        try:
+            self._keep_up()
+            self._carry_out(self.next_action())
+            self.owner.leases.rest()
+        except NotServed as exc:
+            logger.info("Claims and acks go to another server: %s.", exc)
+            sleep(PAUSE)  # the slot may be on its way for a while
+            self.poller.ring()
+        except ResponseError as exc:
+            # That passes, and a worker that ended would help nobody.
+            self._refused_until = now + POLL_INTERVAL
+            if now >= self._silent_until:
+                self._silent_until = now + COMPLAINT_INTERVAL
+                logger.error(
+                    "The broker refuses to serve claims and acks: %s. Nothing was lost, running "
+                    "jobs go on; it is asked again every %g s.",
+                    exc,
+                    POLL_INTERVAL,
+                )
+
+    def next_action(self) -> Action:
+        """Return what the next tick does. This has no effect."""
+        names = self._lists().names
+        if not names:
+            return Action.SEND
+        if self.owner.stopping:
+            return Action.STOP
+        if self.probation.is_due(names):
+            return Action.SOLO
+        return self._action_without_suspects()
+
+    def _action_without_suspects(self) -> Action:
+        credit = self._credit()
+        if self.backlog.landed or self._should_claim(credit):
+            return Action.CLAIM
+        if self._next_start_sends:
+            return Action.WAIT
+        if self.owner.leases.unsent or (self.owner.leases.unread and not self.backlog.ready):
+            return Action.SEND
+        return Action.BLOCK if self._should_block(credit) else Action.WAIT
+
+    def _should_claim(self, credit: Credit) -> bool:
+        return bool(credit.room) and not self._queues_are_empty and self._runs_short(credit)
+
+    def _runs_short(self, credit: Credit) -> bool:
+        """Return whether it is time to claim: where this thread may run jobs, once it has none;
+        elsewhere, so that no slot is idle while jobs wait in the queues, once there is room for as
+        many jobs as wait here."""
+        waiting = len(self.backlog)
+        if self.poller.inline and waiting:
+            return False
+        if credit.is_unlimited:
+            return not waiting
+        limit = self.owner.config.claim_limit
+        reserve = waiting + min(credit.held, self.runner.reserve())
+        return waiting < limit and credit.room >= min(reserve, limit)
+
+    def _should_block(self, credit: Credit) -> bool:
+        # Before this thread runs a job, each read would have to be called off.
+        return not self._next_start_sends and self._queues_are_empty and bool(credit.room)
+
+    @property
+    def _next_start_sends(self) -> bool:
+        """Whether the record of the next job's start, in this thread, takes along what is
+        pending."""
+        return self.runner.inline and bool(self.backlog.ready)
+
+    @property
+    def _queues_are_empty(self) -> bool:
+        """Whether the queues were found empty, and a job that comes to any of them is reported."""
+        if not self.reads.queues_are_empty:
+            return False
+        return monotonic() < self._next_look or self.reads.cover(self._lists().names)
+
+    def _carry_out(self, action: Action) -> None:
+        names = self._lists().names
+        if action is Action.STOP:
+            self.put_aside()  # first: what reads bring later would overtake what waits
+            self._requeue_waiting()
+            return self.owner.leases.flush()
+        if action is Action.SOLO:
+            self.probation.act(names, self.reads.queues_are_empty)
+            if self.probation.excludes_others:
+                return self._send_during_solo_run()
+            action = self._action_without_suspects()
+        if action is Action.CLAIM:
+            self._claim(self._credit().room)
+        elif action is Action.SEND:
+            if not names:
+                return self.owner.leases.flush()
+            self.owner.leases.post()
+        # A claim that finds the queues empty is followed by the wait in the same tick.
+        if action is not Action.WAIT and self._should_block(credit := self._credit()):
+            ends_all = self.runner.inline or credit.limit == 1
+            self.reads.wait_on(names, LONE_BLOCK if ends_all else MOST_BLOCKS)
+
+    def _send_during_solo_run(self) -> None:
+        self.reads.queues_are_empty = False  # they are looked at when it is over
+        alone = self.owner.leases.solo_job
+        self.owner.leases.flush()
+        if alone is not None and self.owner.leases.solo_job is None:  # its ack was pending
+            self.poller.ring()
+
+    def _keep_up(self) -> None:
+        """Register what is consumed, and repair connections, before the next action."""
+        lists = self._lists()
+        if lists.names or self.owner.name:  # what came before the last was given up has to go on
+            self.join(lists.expires)
+            self._mind_connections()
+
+    def join(self, expires: Mapping[str, int]) -> None:
+        """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
+        self.owner.check_process()
+        if expires is not self._joined or not self.owner.name:
+            self.owner.join(id(self), expires)
+            self._joined = expires
+            self.reads.queues_are_empty = False  # these are other queues: a claim looks at them
+
+    def _mind_connections(self) -> None:
+        """Replace a read that is overdue, carry out deferred calls, and reconcile what is in
+        doubt."""
+        if self.owner.has_deferred_calls and not self.runner.endless:  # else maintenance does
+            self.owner.catch_up()
+        if self.reads.overdue:
+            logger.warning("A blocking read got no reply in time; its connection is replaced.")
+            self.owner.leases.doubt = True
+        if self._outages != self.owner.outages:
+            self._outages = self.owner.outages
+            self.owner.leases.doubt = True
+        if self.owner.leases.is_reconcile_due:
+            # With no claim on its way, lost replies spoke of what only the private lists hold.
+            self.reads.close()
+            if back := self.owner.reconcile():
+                logger.warning(
+                    "%d jobs were claimed by calls whose reply was lost: they are back on their "
+                    "queues, without a strike.",
+                    back,
+                )
+            self.reads.queues_are_empty = False
+            self.runner.pump()  # nothing starts while in doubt
+
+    def _claim(self, room: int) -> None:
+        """Claim what has landed, and up to ``room`` jobs from all queue lists, if they are not
+        known to be empty. If the reply is lost, the owner is in doubt."""
+        backlog, name, lists = self.backlog, self.owner.name, self._lists()
+        others = backlog.lift()
+        landed = others.pop(name, [])
+        most = room + len(landed)
+        came_alone = self._queues_are_empty
+        order, turn = (landed, 0) if came_alone else (lists.order(), lists.equals)
+        starts = max(0, self.runner.free() - len(backlog.ready))
+        try:
+            claims = self.owner.claim(order, most, turn, landed, starts)
+        except RedisError:
+            self.owner.leases.doubt = True
+            raise
+        if name != self.owner.name or not claims.registered:
+            others[name] = landed
+        for whose, names in others.items():  # that owner is gone: no claim can name them
+            self.owner.unland(whose, names)
+        backlog.ready.extend(claims.jobs)
+        for queue_list, text in claims.errors:
+            self.reads.refused(queue_list, text)
+        if came_alone or not claims.registered:  # else our row is removed faster than written
+            return
+        for claimed in claims.jobs:
+            lists.served(claimed.job.queue_list)
+        self._next_look = monotonic() + POLL_INTERVAL
+        self.reads.queues_are_empty = claims.fell_short(most)
+
+    def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
+        """Return one job of these lists now (``basic_get``), or None; one that was claimed ahead
+        comes first."""
+        self.join({**self._lists().expires, **lists})
+        self._mind_connections()
+        self.probation.act([*lists], True)
+        excluded = self.probation.excludes_others
+        self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
+        if any(name in lists for _, name in self.backlog.landed):
+            self._claim(0)
+        for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
+            self.backlog.ready.remove(claimed)
+            if not self._requeue_if_former(claimed.job):
+                return claimed
+        if excluded:
+            return None
+        claims = self.owner.claim([*lists], 1, 1)
+        for name, text in claims.errors:
+            raise ResponseError(f"queue list {name}: {text}")
+        return claims.jobs[0] if claims.jobs else None
+
+    def _requeue_if_former(self, job: Job) -> bool:
+        """Requeue a job that was claimed under an earlier name of this owner, under which it cannot
+        be acked; return whether it was."""
+        if job.owner == self.owner.name:
+            return False
+        self.owner.leases.requeue([job])
+        return True
+
+    @property
+    def deliverable(self) -> bool:
+        """Whether a job is ready to be delivered."""
+        return bool(self.backlog.ready) and not self.owner.stopping
+
+    def deliver(self) -> bool:
+        """Deliver one job to the consumer; return False where none was delivered."""
+        if armed := self.reads.armed:
+            credit = self._credit()
+            # If a callback runs the job in this thread, what lands meanwhile waits for it; and a
+            # solo pool could not even requeue that.
+            if self.poller.inline or not (credit.room or credit.is_unlimited):
+                self.reads.call_off(armed[0 if self.runner.inline else credit.room :])
+        try:
+            claimed = self.backlog.ready.popleft()
+        except IndexError:  # given back a moment ago: the process is stopping
+            return False
+        if self._requeue_if_former(claimed.job):
+            return False
+        self._delivering = get_ident()
+        try:
+            delivered = self._deliver(claimed)
+        finally:
+            self._delivering = 0
+        self.owner.leases.delivered(claimed.job)
+        if self.runner.inline and self.owner.leases.unsent:  # it has not begun, and took none along
+            self.owner.leases.post()
+        return delivered
+
+    @property
+    def delivers_the_last(self) -> bool:
+        """Whether this is called back from the delivery of the last job."""
+        return self._delivering == get_ident() and not self.backlog.ready
+
+    def _landed(self, whose: str, queue_list: str, waited: float) -> None:
+        """Note that a read has let a job land, for the next claim; requeue it if there is no room
+        for it any more."""
+        if whose != self.owner.name or not self._credit().room:
+            return self.owner.unland(whose, [queue_list])
+        comes_on = bool(self.backlog) or waited < AT_ONCE
+        self.backlog.landed.append((whose, queue_list))
+        if comes_on:
+            self.reads.queues_are_empty = False
+
+    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Requeue jobs with the next tick, and let that come soon. Any thread may."""
+        self.owner.leases.requeue(jobs, where)
+        self.poller.wake()
+
+    def put_aside(self) -> None:
+        """Requeue what was claimed, or has landed, and was not delivered."""
+        self.reads.call_off(self.reads.armed)
+        self.requeue_unseen()
+
+    def requeue_unseen(self, lists: Collection[str] | None = None) -> int:
+        """Requeue what has landed, and then what was claimed before; return how many of these. Any
+        thread may."""
+        for whose, names in self.backlog.lift(lists).items():
+            self.owner.unland(whose, names)
+        if claimed := self.backlog.take(lists):  # else a closing channel asks for each queue
+            self.requeue(claimed)
+        return len(claimed)
+
+    def cancel(self, lists: Collection[str] | None = None) -> None:
+        """Requeue what came from some lists, or from any, since it has no consumer; never raise."""
+        reads = [r for r in self.reads.armed if lists is None or r.queue_list in lists]
+        try:
+            self.reads.call_off(reads)
+        except (RedisError, OSError):
+            self.owner.leases.doubt = True
+        self.reads.close(None if lists is None else reads)
+        self.requeue_unseen(lists)

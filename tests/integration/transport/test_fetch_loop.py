@@ -1,0 +1,86 @@
+"""What a fetch loop does next: it is decided without an effect, and carried out by the tick."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.transport.fetch.fetch_loop import Action
+from support.waiting import eventually
+from support.workers.bench import payload
+from support.workers.inbox import Inbox
+
+
+@pytest.fixture
+def inbox(url):
+    with Inbox(url, "mail", prefetch=2) as inbox:
+        yield inbox
+
+
+def test_a_queue_that_was_not_looked_at_is_claimed_from_and_asking_claims_nothing(inbox, bench):
+    bench.push("mail", payload(1))
+    fetch = inbox.channel.fetch
+    assert [fetch.next_action() for _ in range(3)] == [Action.CLAIM] * 3
+    assert bench.queue("mail") == [payload(1)]
+    assert not fetch.backlog
+    fetch.tick()
+    assert not bench.queue("mail")
+    assert len(fetch.backlog) == 1
+
+
+def test_empty_queues_are_waited_on(inbox):
+    fetch = inbox.channel.fetch
+    fetch.join(inbox.channel.lists.expires)
+    fetch.tick()
+    assert fetch.next_action() is Action.BLOCK
+    assert fetch.reads.armed, "the tick that found them empty waits already"
+
+
+def test_a_full_prefetch_leaves_nothing_to_do(inbox, bench):
+    bench.push("mail", payload(1), payload(2), payload(3))
+    inbox.receive(2)
+    inbox.settle_in()
+    assert inbox.channel.fetch.next_action() is Action.WAIT
+    assert bench.queue("mail") == [payload(3)]
+
+
+def test_a_job_that_has_landed_is_claimed(inbox, bench):
+    inbox.settle_in()
+    fetch = inbox.channel.fetch
+    [read] = [read for read in fetch.reads.armed if read.queue_list == "mail"]
+    bench.push("mail", payload(1))
+    eventually(lambda: not bench.queue("mail"), message="it has landed")
+    fetch.reads.call_off([read])
+    assert fetch.next_action() is Action.CLAIM
+    assert len(fetch.backlog) == 1
+    assert not fetch.backlog.ready
+
+
+def test_a_suspect_comes_before_other_jobs_and_the_stop_before_a_suspect(inbox, bench):
+    bench.push("mail", payload(1))
+    fetch = inbox.channel.fetch
+    fetch.join(inbox.channel.lists.expires)
+    fetch.owner.heard_of_suspects(["mail"])
+    assert fetch.next_action() is Action.SOLO
+    fetch.tick()
+    assert len(fetch.backlog) == 1, "no suspect was there: other jobs may be claimed in this tick"
+    fetch.owner.heard_of_suspects(["mail"])
+    fetch.owner.stopping = True
+    assert [fetch.next_action() for _ in range(3)] == [Action.STOP] * 3
+    assert len(fetch.backlog) == 1
+    fetch.tick()
+    assert not fetch.backlog
+    assert bench.queue("mail") == [payload(1)]
+
+
+def test_without_queues_what_is_pending_is_sent(inbox, bench):
+    inbox.settle_in()
+    bench.push("mail", payload(1))
+    [message] = inbox.receive(1) and inbox.messages
+    fetch = inbox.channel.fetch
+    inbox.consumer.cancel()
+    fetch.owner.ack(message.delivery.claimed)
+    assert fetch.next_action() is Action.SEND
+    assert fetch.owner.unsent
+    fetch.tick()
+    assert not fetch.owner.unsent
+    assert not bench.client.exists(bench.database.keys.private(fetch.owner.name))
