@@ -1,4 +1,7 @@
-"""kombu's side: its transport, channels and event loop, with reliable fetch.
+"""kombu's transport, channels and event loop, with reliable fetch. It works without Celery, and
+never imports it.
 
-Works without Celery, and never imports it.
+kombu creates the objects: a ``Transport`` for each connection, with one ``Poller`` and channels. A
+channel that consumes has a ``FetchLoop``, which claims jobs, and a ``QoS``, which keeps what was
+delivered.
 """

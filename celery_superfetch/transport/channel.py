@@ -1,4 +1,13 @@
-"""A channel: translates kombu's calls to claims, acks and requeues."""
+"""A channel: translates kombu's calls to claims, acks and requeues.
+
+kombu makes the channel and calls it, for producers (``basic_publish``) and for consumers
+(``basic_consume``, ``basic_get``, ``close``); its ``FetchLoop`` calls ``deliver``. A worker's
+``Intake`` settles jobs that its consumer cannot run. Most methods with an underscore override
+kombu's.
+
+If the process dies, nothing is left to do here: messages that were published are on their queues,
+and jobs that were claimed are in the owner's private list, from which the reaper recovers them.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +83,7 @@ class Channel(FrugalChannel):
         return name_of(self.here())
 
     def elsewhere(self) -> list[Params]:
-        """Where the other servers of a failover list are; a cluster's are ``here``."""
+        """Return where the other servers of a failover list are; a cluster's are in ``here``."""
         places: list[Params] = []
         if (slot := self.here().get("slot")) and slot.clustered:
             return places
@@ -91,7 +100,8 @@ class Channel(FrugalChannel):
         return ours(leading_home(params, self._slot(params)))
 
     def _slot(self, params: Params) -> Slot | None:
-        """The slot of our prefix, should this be a cluster: whoever is named knows its others."""
+        """Return the slot of the key prefix, if this is a cluster. Each of its servers knows the
+        others."""
         if "path" in params:
             return None
         seeds = [(params["host"], params["port"])]
@@ -100,11 +110,11 @@ class Channel(FrugalChannel):
 
     @property
     def active_queues(self) -> list[str]:
-        """What kombu's BRPOP serves: queues without ack, which have nothing to protect."""
+        """Return what kombu's BRPOP serves: queues without acks, which have nothing to protect."""
         return [queue for queue in super().active_queues if queue not in self._callbacks]
 
     def expires_of(self, queue: str) -> int:
-        """ms of the queue's x-expires; 0 for none."""
+        """Return the x-expires of a queue (ms); 0 for none."""
         expires = getattr(self, "_expires", {})  # came with kombu 5.7
         return min(int(expires.get(queue) or 0), int(LONGEST * 1000))
 
@@ -113,8 +123,9 @@ class Channel(FrugalChannel):
         self._update_queue_cycle()  # it may expire otherwise than before
 
     def _queue_bind(self, exchange: str, *binding: Any) -> None:
-        """Noted for producers. A full server refuses that, also where it is noted already, and a
-        worker that ended by it could not drain it. Who publishes and finds none notes it again."""
+        """Store the binding for producers. A full server refuses that, also where it is stored
+        already, and a worker that ended by it could not drain it: so this does not fail. A producer
+        that finds no binding stores it again (``_lookup``)."""
         with even_if_full(binding[-1], exchange), tried_again():
             super()._queue_bind(exchange, *binding)
 
@@ -129,7 +140,8 @@ class Channel(FrugalChannel):
 
     @property
     def lists(self) -> QueueLists:
-        """Made anew by who looks: a consumer's thousand queues begin, and end, one by one."""
+        """What is consumed. It is made again only when it is read: kombu begins, and ends, a
+        consumer's thousand queues one by one."""
         if self._unserved:
             self._unserved = False
             lists = {name: self._lists_of(name) for name in self._callbacks}
@@ -142,7 +154,8 @@ class Channel(FrugalChannel):
 
     @property
     def fetch(self) -> FetchLoop:
-        """Made on the first consume, if no option is wrong: a producer needs none of it."""
+        """The fetch loop, made on the first consume: a producer needs none. Raise ``ConfigError``
+        for a wrong option."""
         if self._fetch is None:
             from ..owner.here import owner_for
             from .fetch.fetch_loop import FetchLoop
@@ -162,6 +175,8 @@ class Channel(FrugalChannel):
         return self._fetch
 
     def deliver(self, claimed: Claimed) -> bool:
+        """Call the consumer with a claimed job; return False where the job went elsewhere. If the
+        server fails before that, the job is ready again, and the error is raised."""
         callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
         if callback is None:  # cancelled meanwhile
             self.fetch.requeue([claimed.job])
@@ -170,7 +185,7 @@ class Channel(FrugalChannel):
             gone = self.intake.intercept(claimed, self)
             message = None if gone else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
-            self.fetch.backlog.ready.appendleft(claimed)  # it goes back with those behind it
+            self.fetch.backlog.ready.appendleft(claimed)  # it is requeued with those behind it
             raise
         if message is None or self.intake.park(message):
             return False
@@ -206,8 +221,9 @@ class Channel(FrugalChannel):
         return None
 
     def _get(self, queue: str) -> Any:
-        """Take a message for ``basic_get(no_ack=True)``. kombu's own does not see that it was
-        requeued before: the server remembers that beside the message, not in it."""
+        """Return a message for ``basic_get(no_ack=True)``, marked as redelivered if it was requeued
+        before, which the server knows and the message does not say. It is lost if the process dies
+        now, as with stock kombu."""
         from ..store.queues import Queues
         from .deliveries import mark_redelivered
 

@@ -1,4 +1,11 @@
-"""What consumers hold: a delivery of each job, the ways in which it may leave, and how many."""
+"""The jobs that consumers have: a delivery of each, the ways in which it may leave, and how many a
+channel may have.
+
+kombu calls ``QoS``, once for each message that is acked or rejected, and when the channel closes;
+the worker calls ``Delivery``: a request that ends acks it, and a job that cannot run leaves by
+``end_by``. If the process dies, each job that was not acked on the server is in the owner's private
+list, and runs again.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +47,13 @@ class Delivery:
 
     @property
     def is_open(self) -> bool:
+        """Whether the job is not settled yet."""
         return self.channel.qos.delivery(self.job.claim_id) is not None
 
     def ack(self) -> None:
-        """Settle it: with the loop's next turn where there is one, else at once; in the callback of
-        the last job, too, since the next claim comes later."""
+        """Ack the job: with the loop's next tick where there is one, else at once; also at once in
+        the callback of the last job, since no claim follows soon. If the process dies before the
+        ack is sent, the job runs again."""
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
         owner.leases.ack(self.claimed)
@@ -63,13 +72,15 @@ class Delivery:
         fetch.poller.wake()
 
     def requeue(self, where: str = "front") -> None:
+        """Requeue the job to the ``front`` or the ``back`` of its queue, without a strike."""
         if self.is_open:
             self.drop()
             self.owner.leases.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
-        """Have it end in a way of ``LostRuns``, whose errors and result are ours."""
+        """Let the job end in a ``way`` of ``LostRuns`` (recovered, killed, in the dead set); return
+        the dead job, if it became one. If that fails, the delivery stays open."""
         if not self.is_open:
             return None
         dead = way(self.job, *args)
@@ -77,7 +88,7 @@ class Delivery:
         return dead
 
     def drop(self) -> None:
-        """It has left: kombu need not remember it."""
+        """Forget the job, which has left by another way than an ack."""
         if self.is_open:
             self.channel.qos.drop(self.job)
             self.channel.fetch.poller.wake()
@@ -200,6 +211,7 @@ class QoS:
         return delivery_of(self.unsettled.get(delivery_tag))
 
     def drop(self, job: Job) -> None:
+        """Forget a job; its room counts as free."""
         self.unsettled.pop(job.claim_id, None)
         self.awaited.discard(job.claim_id)
 
@@ -225,14 +237,15 @@ class QoS:
         return bool(self.channel.typeof(exchange).type == "fanout")
 
     def _in_hand(self) -> list[Job]:
-        """The jobs that were delivered and not settled, the newest first."""
+        """Return the jobs that were delivered and not settled, the newest first."""
         deliveries = map(delivery_of, reversed(list(self.unsettled.values())))
         return [delivery.job for delivery in deliveries if delivery is not None]
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
+        """Requeue the jobs that were delivered and do not run; return no errors. A job that runs
+        stays with its owner, and its ack is sent without this channel."""
         if not (back := self._in_hand()):
             return []
-        # What runs stays ours; its ack comes later, by way of the process, not of this channel.
         fetch, owner = self.channel.fetch, self.channel.owner
         fetch.requeue(back)
         if given := sum(not owner.leases.is_running(job) for job in back):
@@ -243,8 +256,8 @@ class QoS:
         return []
 
     def requeue_waiting(self) -> int:
-        """Give back, at once and in order, what its consumer has not seen, or not started, and now
-        cannot; any thread may."""
+        """Requeue, at once and in order, the jobs that the consumer has not seen, or not started;
+        return how many. Those can no longer start. Any thread may call this."""
         fetch = self.channel.fetch
         unseen = fetch.requeue_unseen()
         back = fetch.owner.leases.requeue_waiting(self._in_hand())

@@ -2,6 +2,8 @@
 
 Stock kombu gives each channel two pools, opens one connection of each to ping the server, and keeps
 both until the channel is closed. Plans of managed services are sold by their number.
+``Channel`` inherits from this one, and kombu calls all of the methods. If the process dies, its
+connections close; nothing here has to last.
 """
 
 from __future__ import annotations

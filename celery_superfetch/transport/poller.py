@@ -1,4 +1,11 @@
-"""kombu's poller, with our sockets beside its own and one turn of fetching each loop."""
+"""kombu's poller, which also watches the sockets of blocking reads and lets each fetch loop tick.
+
+It has two callers. Celery's event loop (the *hub*) calls ``on_poll_start`` before it sleeps and
+``on_readable`` for a socket; without a hub (threads, gevent, plain kombu) ``drain_events`` calls
+``get``. Both let each fetch loop tick, and deliver the jobs that are ready. Other threads call
+``wake``. If the process dies, its sockets close, and the server ends its blocking reads; a job that
+one of them brings at that moment has landed, and the reaper requeues it.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +32,17 @@ if TYPE_CHECKING:
 DELIVERING = 0.01
 
 
-#: Those of this process, and of the parent that it was forked by.
+#: The pollers of this process, and of the parent that it was forked from.
 _pollers: WeakSet[Poller] = WeakSet()
 
 
 class Poller(MultiChannelPoller):
-    """Serves BRPOP (``no_ack`` queues) and LISTEN (fanout) as kombu does, and fetches jobs. While
-    some are left to deliver, a pipe is readable (the doorbell): any loop comes back."""
+    """kombu's poller for BRPOP (``no_ack`` queues) and LISTEN (fanout), which fetches jobs as well.
+    While some are left to deliver, or a thread calls ``wake``, a pipe is readable (the *doorbell*),
+    so that any event loop comes back at once."""
 
     hub: Any = None
-    runner = CONSUMER  # a Celery worker tells its own, before anything is fetched
+    runner = CONSUMER  # a Celery worker sets its own, before anything is fetched
     _turn_timer: Any = None
     _doorbell: tuple[int, int] | None = None
     _rung = _end_round = False
@@ -51,17 +59,18 @@ class Poller(MultiChannelPoller):
 
     @property
     def comes_back(self) -> bool:
-        """Whether the loop turns by itself, so that an ack may wait for it."""
+        """Whether the loop will turn again by itself, so that an ack may wait for it."""
         elsewhere = threading.get_ident() != self._loop
         return self.hub is not None or (self.runner.endless and elsewhere)
 
     @property
     def inline(self) -> bool:
+        """Whether jobs may run in the thread that delivers them."""
         return self.hub is None or self.runner.inline
 
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
-        """``ticks`` are what kombu asked Celery's loop to call at each turn, and would leave at a
-        reconnect."""
+        """Watch the sockets with Celery's loop from now on. ``ticks`` are the callbacks that kombu
+        gave to that loop; ``close`` removes them, since kombu would leave them at a reconnect."""
         self.hub = hub
         self._ticks |= ticks
         for fd in self._watched:
@@ -72,7 +81,7 @@ class Poller(MultiChannelPoller):
         self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
-        """Call ``on_readable`` when ``fd`` is; it answers whether it delivered a message."""
+        """Call ``on_readable`` when ``fd`` is; it returns whether it delivered a message."""
         self._watched[fd] = on_readable
         if self.hub is not None:
             self.hub.add_reader(fd, self.on_readable, fd)
@@ -104,12 +113,14 @@ class Poller(MultiChannelPoller):
                         self._unregister_fd(fd)
 
     def ring(self) -> None:
+        """Let the loop come back at once; in another thread call ``wake``."""
         doorbell = self._hung()
         if not self._rung:
             self._rung = True
             os.write(doorbell[1], b"!")
 
     def _hung(self) -> tuple[int, int]:
+        """Return the doorbell, its two ends, and make it at the first call."""
         if self._doorbell is None:
             self._doorbell = os.pipe()
             os.set_blocking(self._doorbell[0], False)
@@ -117,9 +128,10 @@ class Poller(MultiChannelPoller):
         return self._doorbell
 
     def wake(self, *, end_round: bool = False) -> None:
-        """A settlement by another thread, or greenlet, than the loop's may free the prefetch, and
-        nothing else ends the loop's sleep over a full one: seconds, under gevent always, with
-        threads before Celery 5.7. ``end_round`` lets ``drain_events`` return, as for a message."""
+        """Let the loop come back at once, if this is another thread, or greenlet, than the loop's:
+        an ack there may free the prefetch, and nothing else ends the loop's sleep over a full one
+        (seconds, under gevent always, with threads before Celery 5.7). ``end_round`` lets
+        ``drain_events`` return, as for a message."""
         if threading.get_ident() != self._loop:
             with self._door:
                 if self._doorbell is not None:
@@ -127,6 +139,7 @@ class Poller(MultiChannelPoller):
                     self.ring()
 
     def _answer(self) -> bool:
+        """Deliver what is ready since the doorbell was rung; return whether the round ends."""
         # All of it, since two may have rung at once, and first: who rings from here on is heard.
         with contextlib.suppress(BlockingIOError):
             os.read(self._hung()[0], 16)
@@ -146,7 +159,8 @@ class Poller(MultiChannelPoller):
         return any(fetch.deliverable for fetch in self._fetches)
 
     def _deliver(self, until: float = 0.0) -> bool:
-        """Deliver what is ready, until some time; of each channel one job at least."""
+        """Deliver what is ready, until some time (monotonic s), and at least one job of each
+        channel; return whether one was delivered."""
         delivered = False
         for fetch in self._fetches:
             while fetch.deliverable:
@@ -156,6 +170,7 @@ class Poller(MultiChannelPoller):
         return delivered
 
     def on_poll_start(self) -> None:
+        """Tick, and deliver for up to ``DELIVERING``. Celery's loop calls this before it sleeps."""
         super().on_poll_start()
         if self._in_protected_read:  # ``get`` has done it: before kombu 5.7 that does not come by
             return
@@ -188,6 +203,7 @@ class Poller(MultiChannelPoller):
         return super().handle_event(fileno, event) if fileno in self._fd_to_chan else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
+        """Tick, and deliver one job or wait for a socket. kombu's ``drain_events`` calls this."""
         self._turn()
         if self._deliverable and self._deliver_here(callback):
             return None
@@ -195,9 +211,10 @@ class Poller(MultiChannelPoller):
         return super().get(callback, wait)
 
     def _deliver_here(self, callback: Any) -> bool:
-        """Deliver, if not what another socket has brought: that comes first every so often, and in
-        Celery's worker, where remote control is the most urgent, always."""
-        self._hung()  # for whoever settles what is delivered now
+        """Deliver one job, or what another socket has brought; return whether something was. The
+        other sockets come first every so often, and always in Celery's worker, since remote control
+        is the most urgent."""
+        self._hung()  # so that a thread that acks the job can wake the loop
         now = monotonic()
         if self.runner.endless or now >= self._looked + DELIVERING:
             self._looked = now
@@ -207,6 +224,8 @@ class Poller(MultiChannelPoller):
         return self._deliver()
 
     def close(self) -> None:
+        """Stop watching, and take down the doorbell. kombu calls this when the connection closes,
+        or was lost; what is ready is requeued by the channels."""
         self.runner.on_close()
         for fd in list(self._watched):
             self.unwatch(fd)
@@ -221,9 +240,9 @@ class Poller(MultiChannelPoller):
         super().close()
 
     def leave_to_parent(self) -> None:
-        """Watch sockets of this forked child alone. The kernel's set of watched sockets is shared
-        with the parent: what a child takes out as it closes its copies (kombu's loop as it ends,
-        say), the parent would never hear again."""
+        """Watch only sockets of this forked child from now on. The kernel's set of watched sockets
+        is shared with the parent: if the child removed one while it closes its copies (as kombu's
+        loop does when it ends), the parent would never be told of it again."""
         self.poller, self._door = poll(), threading.Lock()
         if self.hub is not None:
             self.hub._create_poller()

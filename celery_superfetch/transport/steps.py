@@ -1,6 +1,12 @@
 """Publishes the steps of a job: each once, and a job's own retry, or its replacement, only when it
 is known whether the run ends with it. ``Channel._put`` calls this, in the process that runs the
-job."""
+job.
+
+A *step* is a message that a job publishes because it ends: its retry, the task that replaces it, or
+the next link of its chain. The claim has a note of the steps that were published. ``step.lua``
+writes the note and pushes the message at once, so that a death before or after it loses no step and
+sends none twice.
+"""
 
 from __future__ import annotations
 

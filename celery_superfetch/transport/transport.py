@@ -1,4 +1,8 @@
-"""The kombu transports: their options, their connections to the broker and to the event loop."""
+"""The kombu transports: their options, their connections to the broker and to the event loop.
+
+``install()`` names one to Celery, or an application names it to ``kombu.Connection``; kombu makes
+one with each connection. It keeps nothing that a death of the process could lose.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ KOMBU_OPTIONS = (
 #: may take over: a later call's four tries take no longer (docs/guide/cluster.md).
 FIRST_CALL = 25.0
 
-#: Transport options that are not ours and pass unread.
+#: Options of kombu that pass unread.
 KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_options}
 
 
@@ -80,10 +84,11 @@ class Transport(redis.Transport):
 
     @lazy_property
     def config(self) -> Config:
-        """Raises ``ConfigError`` where an option is impossible."""
+        """The package's options. Raise ``ConfigError`` where one is impossible."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Let Celery's loop watch this connection; Celery calls this at each connect."""
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         self.cycle.attach(loop, loop.on_tick - before)

@@ -1,5 +1,6 @@
 """Which versions jobs are trusted to: a consumer relies on more of these projects than they
-document, and what changes there could lose a job in silence."""
+document, and what changes there could lose a job in silence. ``Channel.fetch`` calls
+``check_versions`` before the first claim; nothing is claimed with a version that is refused."""
 
 from __future__ import annotations
 

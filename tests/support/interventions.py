@@ -124,8 +124,3 @@ def claim_no_suspects_alongside() -> None:
 def release_due(owner: Owner) -> None:
     """Move parked jobs that are due to their queues."""
     owner.leases.release_due()
-
-
-def runs_solo(owner: Owner) -> bool:
-    """Return whether a job on probation has this process for itself."""
-    return owner.leases.solo_job is not None

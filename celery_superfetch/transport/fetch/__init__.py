@@ -1,4 +1,4 @@
-"""When to claim, when to block, and from which lists: one fetch for each channel.
+"""When to claim, when to block, and from which queue lists: one fetch loop for each channel.
 
-Never touches a message: what a job says is for the channel and its consumers.
+No message is decoded here: that is for the channel and its consumers.
 """

@@ -1,4 +1,10 @@
-"""What one channel has claimed, or let land, and no consumer has seen yet."""
+"""The jobs that one channel has claimed, or let land, and that its consumer has not seen yet.
+
+A job has *landed* when a blocking read has moved it to a list of its own on the server; it has no
+claim yet, and is known here by that list only. The fetch loop adds and removes; any thread may take
+jobs out to requeue them. If the process dies, the reaper finds all of them in the owner's private
+list and landing lists.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +16,30 @@ from ...model.job import Claimed, Job
 
 
 class Backlog:
-    """They count against the prefetch."""
+    """Jobs that are ready to be delivered, and jobs that have landed; both count against the
+    prefetch."""
 
     def __init__(self) -> None:
         self.ready: deque[Claimed] = deque()
-        #: By reads: whose, and from which queue list; the next claim names them.
+        #: (owner, queue list) of each job that landed; the next claim names them.
         self.landed: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.landed)
 
     def take(self, lists: Collection[str] | None = None) -> list[Job]:
-        """Let go of all that are claimed, or of those from some queue lists, the newest first; any
-        thread may."""
+        """Remove and return the jobs that are ready, or those from some queue lists, the newest
+        first. Any thread may call this."""
         taken: list[Job] = []
         for claimed in reversed(list(self.ready)):
             if lists is None or claimed.job.queue_list in lists:
-                with suppress(ValueError):  # somebody else was faster
+                with suppress(ValueError):  # another thread was faster
                     self.ready.remove(claimed)
                     taken.append(claimed.job)
         return taken
 
     def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:
-        """As ``take``, of what landed: owner -> the names of its queue lists."""
+        """Remove and return what has landed, as ``take``: owner -> the names of its queue lists."""
         taken: dict[str, list[str]] = {}
         for owner, name in list(self.landed):
             if lists is None or name in lists:

@@ -1,4 +1,9 @@
-"""The queue lists of a channel, and the order in which its next claim looks at them."""
+"""The queue lists of a channel, and the order in which its next claim looks at them.
+
+kombu keeps a queue as several lists, one for each priority. The channel calls ``serve`` when what
+is consumed has changed, the fetch loop reads the order for each claim. Only this process knows the
+order; after its death other workers have theirs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kombu.utils.scheduling import cycle_by_name, round_robin_cycle
 
-POLL_INTERVAL = 1.0  # seconds between two looks at what nobody tells of
+POLL_INTERVAL = 1.0  # seconds between two claims from empty queues that cannot be waited on
 
 
 class QueueLists:
-    """What one channel claims from, as kombu's ``queue_order_strategy`` has it."""
+    """The lists that one channel claims from, in the order of kombu's ``queue_order_strategy``."""
 
     def __init__(self, order: str) -> None:
         self._cycle = cycle_by_name(order)()
@@ -20,7 +25,7 @@ class QueueLists:
         self.expires: dict[str, int] = {}  # of each list (ms); 0 for none
 
     def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
-        """Claim from these queues: each with its lists, that for the urgent first."""
+        """Set the queues to claim from: queue -> its lists, that for the urgent first."""
         self._cycle.update(queues)
         self._of_queue = queues
         self.names = list(self._urgent_first(queues))
@@ -28,11 +33,13 @@ class QueueLists:
         self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
 
     def queue(self, queue_list: str) -> str:
+        """Return the queue of a queue list."""
         return self._queue_of.get(queue_list, queue_list)  # one that is not served is a queue
 
     @property
     def equals(self) -> int:
-        """How many neighbours in the order of claiming are equals: all, by kombu's default."""
+        """How many neighbours in the order of claiming are equals, from which a claim takes one job
+        each in turn: all queues, by kombu's default."""
         return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
 
     def order(self) -> list[str]:

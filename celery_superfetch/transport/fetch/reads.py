@@ -1,5 +1,14 @@
-"""How one channel waits while its lists are dry: by a blocking read on each, as far as they go; of
-those beyond the server tells when they change: a job there wakes all who look at its list."""
+"""How one channel waits while its queues are empty: with a blocking read (BLMOVE) on each of up to
+16 queue lists, and with key tracking for the others, where a job wakes all workers that consume it.
+
+A job that a read moves *lands*: it is in a landing list of this owner on the server, without a
+claim, until the next claim names it. The fetch loop calls ``wait_on`` when a claim found the queues
+empty, ``call_off`` before a job runs in its thread, ``close`` at the end; the poller calls
+``_on_reply`` for a socket. The owner is *in doubt* (``owner.leases.doubt``) when a read is lost
+while it waits: a job may have landed unseen, and ``Owner.reconcile`` requeues it.
+
+If the process dies, the server ends the reads, and the reaper requeues what has landed.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +33,15 @@ from ...store.wire.server import warn_once
 
 logger = one_line_each(get_logger(__name__))
 
-#: Blocking connections of a channel at most; the server tells of the other lists. Where a job makes
-#: all of them end, and begin anew, it is one: the others would cost two commands each.
+#: Blocking connections of a channel at most; key tracking reports the other lists. Where each job
+#: makes all of them end, and begin again, it is one: the others would cost two commands each.
 MOST_BLOCKS, LONE_BLOCK = 16, 1
 
 #: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
 OVERDUE = 12.0
 
-#: Seconds for which lists are looked at instead, where the server refuses to block on one; to tell
-#: of changes, or a connection.
+#: Seconds for which queue lists are claimed from once a second instead: after the server refused to
+#: block on a list; and after it refused key tracking, or a connection.
 UNBLOCKABLE, UNTOLD = 2.0, 60.0
 
 #: Seconds for which a server that did not end a wait is not asked to again: to find out that it
@@ -48,8 +57,8 @@ def is_full(error: Exception) -> bool:
 
 
 class BlockingRead(LoneConnection):
-    """Waits on one queue list by BLMOVE; a job that arrives there wakes exactly one worker, and
-    lands where its next claim names it."""
+    """A connection that waits on one queue list with BLMOVE. A job that arrives there wakes exactly
+    one worker, and lands."""
 
     whose = queue_list = ""  # for whom a job lands, by a name of the owner, and from where
 
@@ -65,11 +74,12 @@ class BlockingRead(LoneConnection):
         return self.fd
 
     def arm(self, queue_list: str) -> None:
+        """Begin to wait on a queue list; the reply makes the socket readable."""
         self.whose, self.queue_list = self.owner.name, queue_list
         self.owner.private_lists.wait(self, self.whose, queue_list, BLOCK_TIMEOUT)
 
     def close(self) -> bool:
-        """Close the connection, on the server too; False where a claim may land afterwards."""
+        """Close the connection, on the server too; return False where a job may land afterwards."""
         closed = not self.waits_since
         self.owner.blocking.discard(self.id)
         if self.waits_since:
@@ -81,11 +91,11 @@ class BlockingRead(LoneConnection):
 
 
 class BlockingReads:
-    """One connection for each queue list that is waited on, and two that hear of the others."""
+    """The blocking reads of one channel, and its two connections for key tracking."""
 
     _unblocks_from = 0.0  # until when the server is not asked to end a wait (monotonic s)
     queues_are_empty = False  # as the last claim found them: what comes is waited for
-    answered = True  # False once a claim may land that could not be called off
+    answered = True  # False once a job may land by a read that could not be called off
 
     def __init__(
         self, owner: Owner, poller: Any, on_landed: Callable[[str, str, float], object]
@@ -102,20 +112,23 @@ class BlockingReads:
 
     @property
     def armed(self) -> list[BlockingRead]:
+        """The reads that wait at the moment."""
         return [read for read in self._reads if read.waits_since]
 
     @property
     def overdue(self) -> bool:
+        """Whether a reply should have come: the connection may be half-open."""
         return any(read.overdue(BLOCK_TIMEOUT + OVERDUE) for read in self._reads)
 
     def cover(self, lists: Collection[str]) -> bool:
-        """Whether all of them can be waited on; else they have to be looked at."""
+        """Return whether all of some queue lists can be waited on; else they have to be claimed
+        from once a second."""
         beyond = len(lists) > MOST_BLOCKS
         untils = [until for way, until in self._refused.items() if beyond or way is not Arrivals]
         return max(untils, default=0.0) <= monotonic()
 
     def refused(self, name: str, why: str) -> None:
-        """Wait on a list no more for a while: the server does not serve it."""
+        """Do not wait on a queue list for a while: the server refused that for it. Log it."""
         now = monotonic()
         self._refused[name] = now + UNBLOCKABLE
         if now >= self._silenced.get(name, 0.0):
@@ -128,7 +141,7 @@ class BlockingReads:
             )
 
     def wait_on(self, lists: Sequence[str], most: int) -> None:
-        """Wait on these lists, on so many of them by a read."""
+        """Wait on these queue lists, on ``most`` of them with a read."""
         if monotonic() < self._refused.get(BlockingRead, 0.0):
             return
         try:
@@ -175,6 +188,7 @@ class BlockingReads:
         return read
 
     def _on_reply(self, read: BlockingRead) -> None:
+        """Read a reply: a job has landed, or none came in time, or the server refused."""
         if not read.waits_since:  # the server closed an idle connection
             self.close([read])
             return
@@ -234,13 +248,13 @@ class BlockingReads:
             self._reads.remove(read)
             self.poller.unwatch(read.fd)
             if read.waits_since:
-                # What has landed by now, nobody reads any more.
+                # Its reply is not read any more, and a job may have landed.
                 self.owner.leases.doubt = True
             self.answered = read.close() and self.answered
 
     def _track(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
-        """See that word comes of whatever is, or arrives, in lists on which nothing waits; where
-        it does not, they are looked at once a second, or ``else_blocked`` on."""
+        """Track these queue lists, on which no read waits. Where the server refuses that, they are
+        claimed from once a second, or, with ``else_blocked``, waited on with reads."""
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
             logger.warning("No word of changed queue lists in time; both connections are replaced.")
             self._close_arrivals()
@@ -266,6 +280,7 @@ class BlockingReads:
                 self.poller.watch(fd, handler)
 
     def _hear(self) -> None:
+        """Note which tracked queue lists have changed; ``Arrivals`` asks whether they have jobs."""
         assert self._arrivals is not None
         try:
             self._news.update(dict.fromkeys(self._arrivals.changed(), monotonic()))
@@ -273,6 +288,7 @@ class BlockingReads:
             self._close_arrivals()  # no claim was lost with it, and the next look tries another
 
     def _seen(self) -> None:
+        """Read whether tracked queue lists have jobs; if so, the next tick claims."""
         assert self._arrivals is not None
         try:
             if self._arrivals.has_jobs():

@@ -59,11 +59,11 @@ def test_a_suspect_comes_before_other_jobs_and_the_stop_before_a_suspect(inbox, 
     bench.push("mail", payload(1))
     fetch = inbox.channel.fetch
     fetch.join(inbox.channel.lists.expires)
-    fetch.owner.heard_of_suspects(["mail"])
+    fetch.owner.leases.heard_of_suspects(["mail"])
     assert fetch.next_action() is Action.SOLO
     fetch.tick()
     assert len(fetch.backlog) == 1, "no suspect was there: other jobs may be claimed in this tick"
-    fetch.owner.heard_of_suspects(["mail"])
+    fetch.owner.leases.heard_of_suspects(["mail"])
     fetch.owner.stopping = True
     assert [fetch.next_action() for _ in range(3)] == [Action.STOP] * 3
     assert len(fetch.backlog) == 1
@@ -78,9 +78,9 @@ def test_without_queues_what_is_pending_is_sent(inbox, bench):
     [message] = inbox.receive(1) and inbox.messages
     fetch = inbox.channel.fetch
     inbox.consumer.cancel()
-    fetch.owner.ack(message.delivery.claimed)
+    fetch.owner.leases.ack(message.delivery.claimed)
     assert fetch.next_action() is Action.SEND
-    assert fetch.owner.unsent
+    assert fetch.owner.leases.unsent
     fetch.tick()
-    assert not fetch.owner.unsent
+    assert not fetch.owner.leases.unsent
     assert not bench.client.exists(bench.database.keys.private(fetch.owner.name))
