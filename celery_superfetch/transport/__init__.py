@@ -1,7 +1,3 @@
-"""kombu's transport, channels and event loop, with reliable fetch. It works without Celery, and
-never imports it.
+"""kombu's transport, channels and event loop, with reliable fetch; never imports Celery.
 
-kombu creates the objects: a ``Transport`` for each connection, with one ``Poller`` and channels. A
-channel that consumes has a ``FetchLoop``, which claims jobs, and a ``QoS``, which keeps what was
-delivered.
-"""
+A channel that consumes has a ``FetchLoop``, and a ``QoS`` that keeps what was delivered."""

@@ -156,6 +156,10 @@ class Driver:
         """Queue lists with jobs on probation, as far as this process knows."""
         return self._in_flight.suspects
 
+    def hear_of_suspects(self, lists: Iterable[str]) -> None:
+        """Note that some queue lists have jobs on probation, as a heartbeat's reply does."""
+        self._in_flight.heard_of_suspects([*lists])
+
     # -- the life of a job
 
     def claim(

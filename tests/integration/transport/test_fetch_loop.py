@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_superfetch.transport.fetch.fetch_loop import Action
+from support.driver import Driver
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.inbox import Inbox
@@ -59,11 +60,12 @@ def test_a_suspect_comes_before_other_jobs_and_the_stop_before_a_suspect(inbox, 
     bench.push("mail", payload(1))
     fetch = inbox.channel.fetch
     fetch.join(inbox.channel.lists.expires)
-    fetch.owner.leases.heard_of_suspects(["mail"])
+    driver = Driver.of(fetch.owner)
+    driver.hear_of_suspects(["mail"])
     assert fetch.next_action() is Action.SOLO
     fetch.tick()
     assert len(fetch.backlog) == 1, "no suspect was there: other jobs may be claimed in this tick"
-    fetch.owner.leases.heard_of_suspects(["mail"])
+    driver.hear_of_suspects(["mail"])
     fetch.owner.stopping = True
     assert [fetch.next_action() for _ in range(3)] == [Action.STOP] * 3
     assert len(fetch.backlog) == 1
@@ -78,9 +80,10 @@ def test_without_queues_what_is_pending_is_sent(inbox, bench):
     [message] = inbox.receive(1) and inbox.messages
     fetch = inbox.channel.fetch
     inbox.consumer.cancel()
-    fetch.owner.leases.ack(message.delivery.claimed)
+    driver = Driver.of(fetch.owner)
+    driver.finish(message.delivery.claimed)
     assert fetch.next_action() is Action.SEND
-    assert fetch.owner.leases.unsent
+    assert driver.has_unsent
     fetch.tick()
-    assert not fetch.owner.leases.unsent
+    assert not driver.has_unsent
     assert not bench.client.exists(bench.database.keys.private(fetch.owner.name))
