@@ -13,7 +13,7 @@ from kombu.transport import virtual
 from kombu.utils.json import loads
 
 from ..errors import PoisonPill
-from ..model.dead_job import BY_AN_OPERATOR, DeadJob
+from ..model.dead_job import DeadJob
 from ..model.foreign import loggable, one_line
 from ..model.log_text import one_line_each
 from ..model.strikes import toll
@@ -25,8 +25,6 @@ def pill_of(job: DeadJob) -> PoisonPill:
     """Make the exception that the caller of a dead-lettered job gets."""
     counted = toll(job.strikes, job.recoveries, job.stops)
     why = f"killed after {counted} (last: {job.reason}; owner {job.owner})"
-    if job.reason == BY_AN_OPERATOR:  # its strikes, if it has any, are not why
-        why = f"{job.reason} (owner {job.owner})"
     text = f"Job {job.task}[{job.task_id}] was {why}. It is in the dead set as {job.id}."
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
     owners = [str(event["owner"]) for event in job.events]

@@ -73,8 +73,8 @@ def of_long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
         run = "runs" if len(rows) == 1 else "run"
         text = f"{many} {run} for longer than stuck_after, {id} on {node} for {span(seconds)}"
         fix = (
-            f"see what it waits for (py-spy dump), or end it: `{overview['command']} jobs kill "
-            f"{id}`; a time limit ends such runs by itself"
+            "see what it waits for (py-spy dump), or end it with Celery's "
+            f"`control terminate SIGTERM {id}`; a time limit ends such runs by itself"
         )
         yield Finding("warning", "stuck-job", text, fix)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from hashlib import sha1
-from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
@@ -16,8 +14,6 @@ from .overview import owner_rows
 
 #: Jobs that the page reads to pick some by conditions: about a second. Commands read all.
 PAGE_READS_MOST = 20_000
-
-IDS = ("handle", "digest", "id")  # by which a job is named, the surest first
 
 BATCH_MOST = 20_000  # jobs of one round trip; the store bounds it further
 
@@ -97,19 +93,6 @@ class Look:
             "size": size,
         }
 
-    def named(self, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-        """Name -> the jobs of which it is the handle, the digest or the task id, or else the start
-        of one. An empty name has none: a shell variable that is not set must not mean the only job
-        there is. A handle comes first: a producer may give a job the handle of another as its id.
-        """
-        matches: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for job in chain.from_iterable(jobs for _, jobs in self._read(BATCH_MOST)):
-            for name, jobs in matches.items():
-                fits = any(job[id].startswith(name) for id in IDS)
-                if name and fits and job not in jobs:  # what moves meanwhile may be read twice
-                    jobs.append(job)
-        return {name: _exact(name, jobs) or jobs for name, jobs in matches.items()}
-
     def size(self) -> int:
         """How many there are in states that are meant: all that can be said without a look at the
         jobs."""
@@ -162,8 +145,6 @@ class Look:
             "stuck": stuck[0] if stuck and runs else None,
             "claim_id": claim or None,
             "digest": name,
-            # It alone names one job: two may have the same task id, and the same bytes.
-            "handle": handle_of(place.owner, claim) if claim else name,
         }
 
     def _counted(self, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,19 +161,6 @@ class Look:
 
     def _queue(self, queue_list: str) -> str:
         return queue_list.partition(self.inspector.separator)[0]
-
-
-def handle_of(owner: str, claim_id: str) -> str:
-    """Return the name of one claim of one owner, in which nothing is that a producer chose."""
-    return sha1(f"{owner}\n{claim_id}".encode(errors="replace")).hexdigest()
-
-
-def _exact(name: str, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the jobs of which a name is the whole handle, or else the whole digest or task id."""
-    for kind in IDS:
-        if exact := [job for job in jobs if job[kind] == name]:
-            return exact
-    return []
 
 
 def _fits(name: str | None, pattern: str | None) -> bool:

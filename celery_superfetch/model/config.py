@@ -27,7 +27,6 @@ ANNOUNCE_TASK = "celery_superfetch.announce"  # the task of a notice
 DRILL_HEADER = "superfetch_drill"  # of a job that `superfetch drill` has sent
 DRILL_MAX_S = 3600.0  # for which a job of a drill sleeps at most
 DRILL_TASK = "celery_superfetch.drill"  # the task of a drill's jobs
-KILL_COMMAND = "superfetch_kill"  # the control command by which a worker is asked to kill jobs
 NOT_THE_USERS = ("celery.", "celery_superfetch.")  # tasks whose names begin so
 
 #: The header of a notice that names a dead job, and what stands there until a script knows which.

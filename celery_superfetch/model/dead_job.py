@@ -22,7 +22,6 @@ from .strikes import Recovery
 #: The digest of the payload; for a further item of the same bytes with a number behind it.
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
-BY_AN_OPERATOR = "killed by an operator"  # the reason of a job that an operator wanted dead
 
 #: What the record of a job has of its fields as they are: the name there -> that here.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}

@@ -142,19 +142,6 @@ class CountedRequest(Request):
         gone = delivery is not None and not delivery.owner.leases.holds(delivery.job)
         return (self.acknowledged or not gone) and super().revoked()
 
-    def end_killed(self, pool: Any) -> None:
-        """End the run of a job that an operator has moved to the dead set."""
-        self._killed = True
-        self.terminate(pool)
-
-    def _announce_revoked(self, *args: Any) -> None:
-        if not self._killed:
-            return super()._announce_revoked(*args)
-        # Not Celery's: its result says that it was killed, and not that it was revoked.
-        state.task_ready(self)
-        self.acknowledge()
-        self._already_revoked = True
-
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         try:
             super().on_accepted(pid, time_accepted)

@@ -77,8 +77,7 @@ class Discards:
             why = f"it went back to its queue {returns} times"
         owner = delivery.owner
         if not is_unknown:
-            kill = partial(owner.settlement.kill, never_ran=True)
-            settle(delivery, kill, f"{here}; {why}", self.worker.app)
+            settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
         dead = delivery.end_by(owner.settlement.bury, f"{here}; {why}")
         if dead is not None:

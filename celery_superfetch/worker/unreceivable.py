@@ -213,9 +213,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         job.title,
         exc_info=shown,
     )
-    settle(
-        delivery, partial(owner.settlement.kill, never_ran=True), f"cannot be received: {why}", app
-    )
+    settle(delivery, owner.settlement.kill, f"cannot be received: {why}", app)
     return True
 
 

@@ -26,7 +26,7 @@ def test_a_job_that_runs_too_long_is_told_of_and_never_touched(worker, shop, led
     assert told["text"].startswith(
         f"1 job of shop.hold runs for longer than stuck_after, {runs.id}"
     )
-    assert f"jobs kill {runs.id}" in told["fix"]
+    assert f"control terminate SIGTERM {runs.id}`" in told["fix"]
     [job] = cli("jobs", "--json").json()["jobs"]
     assert (job["state"], job["stuck"] >= 1) == ("running", True)
     assert "runs " in cli("jobs").out

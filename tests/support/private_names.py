@@ -170,7 +170,6 @@ celery worker.request:Request.
     hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()
     refuse a message that would end the worker: _payload
     go on where a callback of its start fails: on_accepted(pid,time)
-    end what an operator kills: terminate(pool) _announce_revoked(reason,terminated,signum,expired)
 celery worker.state:
     know what runs, and what waits for a slot: active_requests reserved_requests
     take a job out of Celery's books, or hand it over again: requests task_ready(request)
@@ -192,7 +191,6 @@ celery concurrency.
         thread:TaskPool.__module__~celery.concurrency.thread
     see that a thread has ended its job: thread:ApplyResult.f
     know whether a thread for a job comes up: thread:TaskPool.executor
-    know whether it can end a job that runs: base:BasePool.terminate_job(pid)
 celery app.
     serve tasks by a request class of ours: task:Task.Request
         task:Task.Strategy~celery.worker.strategy:default

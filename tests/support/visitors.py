@@ -20,7 +20,7 @@ TOKEN = "correct-horse-battery"
 
 #: All that a form may ask for: where it is posted, and what stands in `do`.
 CHANGES = (
-    *(("jobs", do) for do in ("kill", "kill now", "revoke", "revoke now")),
+    *(("jobs", do) for do in ("terminate", "terminate now", "revoke", "revoke now")),
     *(("dead", do) for do in ("retry", "retry all", "retry all now", "delete", "delete for good")),
 )
 

@@ -70,8 +70,7 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
 @click.option(
     "--allow-changes",
     is_flag=True,
-    help="Let visitors retry and delete dead jobs, kill jobs in flight, and revoke those that have "
-    "not begun.",
+    help="Let visitors retry and delete dead jobs, and revoke jobs, also those that run.",
 )
 @click.option(
     "--token",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -38,6 +38,13 @@ DIGITS_MOST = 9
 #: Seconds in which workers answer that they have heard of a revoke.
 HEARD = 1.0
 
+REVOKED = (
+    "The job is not kept in the dead set, and does not run again. Workers keep the task id in "
+    "memory, and forget it when all restart, unless they use --statedb."
+)
+
+POOL_CANNOT = "its pool cannot end a run: the job runs on, and only the worker's end ends it"
+
 UNHEARD = (
     "no worker answered, and only those that hear of a revoke keep to it: the jobs may run later. "
     "Start a worker, and revoke them again before they are due"
@@ -66,7 +73,7 @@ def create_app(
     >>> app.mount("/superfetch", create_app(celery_app))
 
     Arguments:
-        read_only: nobody can retry, delete, kill or revoke a job from here.
+        read_only: nobody can retry, delete, revoke or terminate a job from here.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``; its
             sessions are in the memory of this process. None: each visitor may see the page, so
             mount it behind a login of your own.
@@ -197,37 +204,28 @@ class Page:
         return self._render(request, "sure.html", do=do, ids=ids, back=back, **words)
 
     def end(self, request: Request, form: Form) -> Response:
-        """Kill jobs in flight, or revoke those that have not begun; it asks once more. Each has its
-        handle and its task id: two that run may have one id, and Celery revokes by ids."""
+        """Revoke jobs by their task ids, and terminate those that run; the page asks once more.
+        Jobs of one task id are revoked together."""
         ids = self._asked(request, form)
         jobs = number(len(ids), "job")
         match form.get("do"):
-            case ["kill"]:
-                title = f"Move {jobs} to the dead set?"
-                text = "What runs is ended, and its caller is told that it was killed."
-                return self._sure(request, "kill now", ids, title=title, text=text, button="Kill")
+            case ["terminate"]:
+                title = f"Revoke and terminate {jobs}?"
+                text = f"A run is ended where its pool can end one. {REVOKED}"
+                words = {"title": title, "text": text, "button": "Terminate"}
+                return self._sure(request, "terminate now", ids, **words)
             case ["revoke"]:
-                title = f"Revoke {jobs}?"
-                text = (
-                    "What has not begun does not run any more, and is nowhere kept. Workers keep "
-                    "this in memory, and forget it when all restart, unless they use --statedb."
-                )
+                title, text = f"Revoke {jobs}?", f"Running jobs continue. {REVOKED}"
                 words = {"title": title, "text": text, "button": "Revoke"}
                 return self._sure(request, "revoke now", ids, **words)
-            case ["kill now"]:
-                killed, errors = self._seen.kill([id.partition(" ")[0] for id in ids])
-                done = {"verb": "Killed", "count": len(killed), "said": errors}
-            case ["revoke now"]:
-                task_ids = [id.partition(" ")[2] or id for id in ids]
-                heard = self._app.control.revoke(task_ids, reply=True, timeout=HEARD) or ()
-                verb = f"Told {number(len(heard), 'worker')} to revoke"
-                done = {"verb": verb, "count": len(ids), "said": []}
-                if not heard:
-                    done = {"verb": "Revoked", "count": 0, "said": [UNHEARD]}
+            case ["terminate now" | "revoke now" as do]:
+                replies = self._app.control.revoke(
+                    ids, terminate=do == "terminate now", reply=True, timeout=HEARD
+                )
             case _:
                 raise HTTPException(400, "This form says nothing that can be done.")
         self._seen.clear()
-        return self.jobs(request, {**done, "of": len(ids)})
+        return self.jobs(request, {"count": len(ids), **_heard(replies or ()), "of": len(ids)})
 
     def change(self, request: Request, form: Form) -> Response:
         """Retry or delete dead jobs. To retry all that match, or to delete, it asks once more."""
@@ -320,6 +318,19 @@ class Page:
 def broken(_: Request, __: Exception) -> Response:
     """Say that the page failed by itself. Starlette sends this outside of its middleware."""
     return PlainTextResponse("The page failed. Its log says why.\n", 500, HEADERS)
+
+
+def _heard(replies: Sequence[Mapping[str, Mapping[str, str]]]) -> dict[str, Any]:
+    """Say how many workers have heard of a revoke, and which of them could not end a run."""
+    if not replies:
+        return {"verb": "Revoked", "count": 0, "said": [UNHEARD]}
+    answers = [answer for reply in replies for answer in reply.items()]
+    errors = [(node, answer["error"]) for node, answer in answers if "error" in answer]
+    said = [
+        f"{node}: {POOL_CANNOT if 'NotImplementedError' in error else error}"
+        for node, error in errors
+    ]
+    return {"verb": f"Told {number(len(answers), 'worker')} to revoke", "said": said}
 
 
 def _conditions(request: Request) -> dict[str, str]:

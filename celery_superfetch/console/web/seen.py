@@ -19,7 +19,6 @@ from ...inspector import PATIENCE, Inspector
 from ...model.dead_job import FULL_ID, DeadFilter, DeadJob, utc
 from ..health import judged
 from ..jobs import PAGE_READS_MOST, Look, Which
-from ..killing import kill, named
 from ..overview import overview_of
 from .hiding import Hiding, parameters_of
 from .secret_names import Hide
@@ -83,7 +82,7 @@ class Seen:
         self._reading = WeakValueDictionary[Hashable, threading.Lock]()
         self._searches = threading.BoundedSemaphore(SEARCHES)
         self._search_threads = threading.BoundedSemaphore(SEARCH_THREADS)
-        #: Held by the thread that reads all dead jobs, or all in flight, to change some.
+        #: Held by the thread that reads all dead jobs to change some.
         self._change = threading.Lock()
         self._cleared = 0  # how often all was forgotten
         self._inspector: Inspector | None = None
@@ -233,18 +232,6 @@ class Seen:
         parts = [Retried(id, error=NOT_WHOLE.format(id)) for id in {*ids}.difference(whole)]
         return [*self.dead_set(lambda dead: dead.retry_many(whole)), *parts]
 
-    def kill(self, ids: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Those in flight that are dead by now, and what is to be said of the others. Raises
-        Busy."""
-
-        def act(inspector: Inspector) -> tuple[list[dict[str, Any]], list[str]]:
-            jobs, errors = named(inspector, ids)
-            killed, refused = kill(self.app, inspector, jobs)
-            return killed, [f"{error['id']}: {error['error']}" for error in (*errors, *refused)]
-
-        with self._one_change():
-            return self._ask(act)
-
     def dead_job(self, id: str) -> dict[str, Any]:
         """One job by its whole id, and the time ``now``; raises JobNotFound."""
         if not FULL_ID.fullmatch(id):
@@ -264,7 +251,7 @@ class Seen:
 
     @contextmanager
     def _one_change(self) -> Iterator[None]:
-        """Raise Busy while another thread has this: it reads all dead jobs, or all in flight."""
+        """Raise Busy while another thread has this: it reads all dead jobs."""
         if not self._change.acquire(blocking=False):
             raise Busy(CHANGE_RUNS)
         try:

@@ -19,11 +19,11 @@ JOB_STATES = {
 
 #: State -> what can be done to jobs that are in it, from the page.
 ENDS = {
-    "running": ("kill",),
-    "reserved": ("kill", "revoke"),
+    "running": ("terminate",),
+    "reserved": ("revoke",),
     "parked": ("revoke",),
     "probation": ("revoke",),
-    "struck": ("kill",),
+    "struck": ("terminate",),
 }
 
 

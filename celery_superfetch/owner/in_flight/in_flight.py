@@ -148,10 +148,6 @@ class InFlight(Outbox):
         """Return whether this process has a lease of the job."""
         return job in self.jobs
 
-    def state_of(self, job: Job) -> State | None:
-        """Return the state of a job; None if this process has no lease of it."""
-        return self.jobs.get(job)
-
     def is_running(self, job: Job) -> bool:
         """Return whether the pool has the job, also after its channel was closed."""
         return self.jobs.runs(job)
@@ -160,11 +156,6 @@ class InFlight(Outbox):
     def detached_count(self) -> int:
         """The number of jobs that still run although their channel is closed."""
         return self.jobs.counts[State.OUTLIVED]
-
-    def claims_of(self, owner: str) -> dict[str, Job]:
-        """Return the jobs that were claimed under a name of this process, by their claim ids."""
-        with self.lock:
-            return {job.claim_id: job for job in self.jobs if job.owner == owner}
 
     def deadline(self, job: Job) -> float:
         """Return until when a job may begin (``clock``); 0.0 if it may not begin now."""

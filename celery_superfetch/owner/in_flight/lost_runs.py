@@ -140,16 +140,13 @@ class LostRuns(Judge):
         job_killed.send(sender=None, job=dead)
         return dead
 
-    def kill(
-        self, job: Job, reason: str, sender: Any, *, never_ran: bool = False
-    ) -> DeadJob | None:
-        """Dead-letter a job that an operator wants in the dead set, also while it runs; or one that
-        Celery cannot run (``never_ran``)."""
+    def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+        """Dead-letter a job that never ran, since Celery cannot run it."""
         self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
             recovery = self._recovery(job, reason, Running(), limits)
-            if done := self._carry_out(replace(recovery, never_ran=never_ran), Decision.KILL):
+            if done := self._carry_out(replace(recovery, never_ran=True), Decision.KILL):
                 return tell(done, sender)
         return None
 

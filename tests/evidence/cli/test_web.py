@@ -39,7 +39,7 @@ def test_it_is_not_served_to_others_without_a_token(cli, url):
 
 def test_its_help_says_all_that_visitors_may_change(cli):
     text = " ".join(cli("web", "--help").out.split())
-    for may in ("retry and delete dead jobs", "kill jobs in flight", "revoke those that have not"):
+    for may in ("retry and delete dead jobs", "revoke jobs, also those that run"):
         assert may in text
 
 

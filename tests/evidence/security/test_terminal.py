@@ -57,7 +57,7 @@ def fill(bench: Bench) -> None:
 
 
 COMMANDS = ("status", "status --wide", "jobs", "jobs --wide", "doctor", "check", "dead list")
-COMMANDS += ("dead list --wide", "reap --dry-run", "jobs kill evil --yes", "dead show evil")
+COMMANDS += ("dead list --wide", "reap --dry-run", "dead show evil")
 COMMANDS += ("dead retry evil", "dead delete evil", "drain", "migrate", "reap")
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from celery.exceptions import TaskRevokedError
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app, seen
@@ -25,21 +26,33 @@ def post(browser: TestClient, path: str, do: str, *ids: str) -> str:
     return answer.text
 
 
-def test_a_job_that_runs_is_killed_after_a_question(worker, shop, ledger, db, browse):
+def test_a_job_that_runs_is_terminated_after_a_question(worker, shop, ledger, db, browse):
     worker(concurrency=1)
     sent = shop.hold.delay("h")
     eventually(lambda: ledger.starts().get("h"))
     browser = browse(read_only=False)
-    assert f' {sent.id}"' in browser.get("/jobs?state=running").text
-    asked = post(browser, "/jobs?state=running", "kill", sent.id)
-    assert "Move 1 job to the dead set?" in asked
-    assert not db.dead(), "nothing has happened yet"
-    done = post(browser, "/jobs?state=running", "kill now", sent.id)
-    assert "Killed 1 of 1 job." in done
-    assert [job["task_id"] for job in db.dead()] == [sent.id]
-    gone = post(browser, "/jobs?state=running", "kill now", sent.id)
-    assert "Killed 0 of 1 job." in gone
-    assert "no such job is in flight" in gone
+    assert f'value="{sent.id}"' in browser.get("/jobs?state=running").text
+    asked = post(browser, "/jobs?state=running", "terminate", sent.id)
+    assert "Revoke and terminate 1 job?" in asked
+    assert db.running() == ["h"], "nothing has happened yet"
+    done = post(browser, "/jobs?state=running", "terminate now", sent.id)
+    assert "Told 1 worker to revoke 1 of 1 job." in done
+    with pytest.raises(TaskRevokedError):
+        sent.get(timeout=20)
+    eventually(lambda: not db.private_lists())
+    assert not db.dead()
+    assert ledger.runs() == {"h": 1}
+
+
+def test_a_run_that_its_pool_cannot_end_is_named(worker, shop, ledger, db, browse):
+    worker(concurrency=1, pool="threads")
+    sent = shop.hold.delay("h")
+    eventually(lambda: ledger.starts().get("h"))
+    done = post(browse(read_only=False), "/jobs?state=running", "terminate now", sent.id)
+    assert "its pool cannot end a run" in done
+    assert db.running() == ["h"]
+    ledger.release()
+    eventually(lambda: not db.private_lists())
 
 
 def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, browse):
@@ -48,10 +61,10 @@ def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, bro
     eventually(db.parked)
     browser = browse(read_only=False)
     assert "Revoke…" in browser.get("/jobs?state=parked").text
-    assert "Kill…" not in browser.get("/jobs?state=parked").text
+    assert "Terminate…" not in browser.get("/jobs?state=parked").text
     asked = post(browser, "/jobs?state=parked", "revoke", sent.id)
     assert "Revoke 1 job?" in asked
-    assert "Workers keep this in memory" in asked
+    assert "Workers keep the task id in memory" in asked
     told = post(browser, "/jobs?state=parked", "revoke now", sent.id)
     assert "Told 1 worker to revoke 1 of 1 job." in told
     eventually(lambda: not (db.parked() or db.length() or db.private_lists()), 40)
@@ -231,9 +244,13 @@ def test_an_answer_from_before_a_change_is_not_kept(app, bench):
 
 def test_a_page_that_changes_nothing_ends_no_job(browse):
     browser = browse()
-    for path, do in (("/jobs", "kill now"), ("/jobs", "revoke now"), ("/dead", "retry all now")):
+    for path, do in (
+        ("/jobs", "terminate now"),
+        ("/jobs", "revoke now"),
+        ("/dead", "retry all now"),
+    ):
         assert browser.post(path, data={"do": do, "id": "x"}).status_code == 403
-    assert browse(read_only=False).post("/jobs", data={"do": "kill now"}).status_code == 403
+    assert browse(read_only=False).post("/jobs", data={"do": "terminate now"}).status_code == 403
 
 
 def test_the_overview_has_runs_a_minute(app, bench, monkeypatch):

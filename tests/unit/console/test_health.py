@@ -110,7 +110,7 @@ def test_what_runs_for_too_long_is_told_of_by_task(seen):
     found = only(seen)
     assert (found.level, found.code) == ("warning", "stuck-job")
     assert found.text == "2 jobs of shop.scan run for longer than stuck_after, b on a@vm for 2 h"
-    assert "jobs kill b" in found.fix
+    assert "control terminate SIGTERM b`" in found.fix
 
 
 def test_a_job_that_stops_cut_short_again_and_again_is_named(seen):
