@@ -21,7 +21,7 @@ class Changed(Scripts):
         self._changes, self._loaded = changes, set[str]()
 
     def command(self, call: Call) -> list[Any]:
-        if call.name not in self._loaded:
+        if not call.is_plain and call.name not in self._loaded:
             self._loaded.add(call.name)
             self.client.script_load(self._source(call.name))
         return super().command(call)

@@ -39,19 +39,17 @@ class Sends:
         self._unread: dict[Line, list[Any]] = {}
 
         def exchange(
-            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+            line: Line, calls: Sequence[Call], *, wait: bool = True
         ) -> tuple[list[Any], list[Any]]:
-            return self._send(line, calls, wait, leave)
+            return self._send(line, calls, wait)
 
         monkeypatch.setattr(Line, "exchange", exchange)
 
-    def _send(
-        self, line: Line, calls: Sequence[Call], wait: bool, leave: int
-    ) -> tuple[list[Any], list[Any]]:
+    def _send(self, line: Line, calls: Sequence[Call], wait: bool) -> tuple[list[Any], list[Any]]:
         self._before()
         # Each script is carried out at once, also where its sender reads the reply later.
         earlier = self._unread.pop(line, [])
-        owed, line.owed = line.owed, []
+        line.owed = []
         try:
             # A script that the server did not know would run behind its successors.
             _, replies = self._exchange(line, [call._replace(whole=True) for call in calls])
@@ -63,10 +61,6 @@ class Sends:
             raise redis.ConnectionError(REPLY_LOST)
         if wait:
             return earlier, replies
-        if calls and len(earlier) < leave:
-            self._unread[line] = [*earlier, *replies]
-            line.owed = [*owed, *calls]
-            return [], []
         self._unread[line] = replies
         line.owed = [*calls]
         return earlier, []

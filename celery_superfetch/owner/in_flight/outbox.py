@@ -27,9 +27,6 @@ from .parking import Parking
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Replies to acks that are left to be read together: a look at the socket costs as much as a send.
-LEFT_MOST = 16
-
 #: Jobs that one script settles at most: a pool of greenlets may end thousands in one tick.
 ACKS = 1000
 
@@ -257,7 +254,7 @@ class Outbox(Structure):
         refused: list[tuple[str, _Part]] = []
         error: Exception | None = None
         try:
-            owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
+            owed, theirs = self._line.exchange(calls, wait=wait)
             read = owed + theirs[len(parks) :][: len(new)]
             for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
                 if isinstance(reply, Exception):

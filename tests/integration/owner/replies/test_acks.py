@@ -1,4 +1,4 @@
-"""Acks for whose answer nobody waits: it is read later, with some others."""
+"""Acks that are sent without waiting for the reply: the next send reads it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.store.wire.scripts import Scripts
-from support.driver import UNREAD_REPLIES_MAX
 from support.servers.faults import another_type, kill_connections, unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 
 
 def post(bench: Bench, *settled: Claimed) -> None:
-    """Ack each, and wait for no answer."""
+    """Ack jobs in one send, without waiting for the reply."""
     for claimed in settled:
         bench.driver.finish(claimed)
-        bench.driver.post()
+    bench.driver.post()
 
 
 def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
-    """Somebody who comes by later reads the answer."""
+    """The next send reads the reply."""
     held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
     held.finish(one)
@@ -38,9 +36,9 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     held.close([one.job])  # as a channel that is closed does with all that it has delivered
     server.resume()
     post(hasty, two)
-    assert held.settled_count == 2, "the answers are read some at a time"
+    assert held.settled_count == 1, "the next send reads the reply"
     held.post()
-    assert held.settled_count == 0, "or when there is nothing else to do"
+    assert held.settled_count == 0, "or a flush with nothing to send"
     [three] = hasty.take(owner)
     assert three.job.payload == payload(3)
     assert settling(held) == (0, 0)
@@ -49,24 +47,6 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     assert len(held) == 1
     assert not held.has_unsent
     assert not held.has_unread
-
-
-def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
-    """Ack as many jobs; how many answers were still to come after each."""
-    unread = []
-    for claimed in bench.take(owner, *(payload(n) for n in range(count))):
-        post(bench, claimed)
-        unread.append(bench.driver.settled_count)
-    return unread
-
-
-def test_answers_are_read_some_at_a_time(hasty, owner, lost):
-    """A look at the socket costs as much as a send; and what is not known to be settled is kept."""
-    rising = [*range(1, UNREAD_REPLIES_MAX + 1)]
-    unread = post_one_by_one(hasty, owner, 2 * UNREAD_REPLIES_MAX + 1)
-    assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
-    hasty.driver.post()
-    assert (len(hasty.driver), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
@@ -209,16 +189,16 @@ def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monk
         raise redis.ConnectionError("max number of clients reached")
 
     held = hasty.driver
-    *first, last = hasty.take(owner, *(payload(n) for n in range(UNREAD_REPLIES_MAX + 1)))
-    for claimed in first:
-        post(hasty, claimed)
-        hasty.client.script_flush()
+    first, last = hasty.take(owner, payload(1), payload(2))
+    post(hasty, first)
+    hasty.client.script_flush()
     held.finish(last)
+    held.post()
     with monkeypatch.context() as patch:
         patch.setattr(Scripts, "run_all", full)
         with pytest.raises(redis.ConnectionError):
             held.post()
-    assert held.settled_count == UNREAD_REPLIES_MAX + 1
+    assert held.settled_count == 1
     held.flush()
     assert (len(held), hasty.private(owner), lost) == (0, [], [])
 
