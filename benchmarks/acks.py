@@ -3,7 +3,8 @@
     python benchmarks/acks.py [--rounds 5] [--only "300 B"] [--json]
 
 On a server of its own an owner has claimed many jobs and acks some of them, one by one. The time is
-that of the server in scripts (INFO commandstats); the bytes are those that it received for an ack.
+that of the command on the server (INFO commandstats); the bytes are those that the server received
+for an ack.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from compare import OURS, Table, arguments, begin, finish_all, measure_all, parsed
 
-from celery_superfetch.model.job import Claimed
 from support.servers.server import Server
 from support.workers.bench import Bench, payload
 
@@ -30,11 +30,10 @@ def ack(size: int, others: int) -> tuple[float, float]:
         count = ACKS if size < 100_000 else ACKS // 5
         bench.give(owner, "mail", [payload(f"other-{n}") for n in range(others)])
         jobs = bench.give(owner, "mail", [payload(n, padding=padding) for n in range(count)])
-        bench.run(bench.lists.ack(owner.owner, []))  # the server knows the script from here on
         bench.client.config_resetstat()
         for job in jobs:
-            assert bench.run(bench.lists.ack(owner.owner, [Claimed(job)])) == []
-        spent = bench.client.info("commandstats")["cmdstat_evalsha"]["usec"]
+            assert bench.run(bench.lists.settle(owner.owner, [job])) == 1
+        spent = bench.client.info("commandstats")["cmdstat_hdel"]["usec"]
         received = bench.client.info("stats")["total_net_input_bytes"]
         return spent / count, received / count
 

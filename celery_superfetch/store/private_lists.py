@@ -131,14 +131,20 @@ class PrivateLists(Structure):
             self.client.delete(key)
             self.client.hsetnx(key, "probation", 1)
 
-    def ack(self, owner: str, settled: Sequence[Claimed], starting: Iterable[Job] = ()) -> Call:
-        """The call that settles jobs of one owner, those with counters first, and has others run
-        that are ``starting`` in their place. Those have to have waited, or which of the jobs were
-        settled is not known for sure."""
+    def settle(self, owner: str, acked: Sequence[Job], starting: Iterable[Job] = ()) -> Call:
+        """Return the plain command that acks jobs of one owner which have no history, and records
+        that others start; at least one of either. Its reply is 0 only if none of the acked jobs was
+        in the private list."""
+        fields = [name for job in acked for name in names_of(job.claim_id)]
+        fields += [WAITS + job.claim_id for job in starting]
+        return Call("HDEL", [self.keys.private(owner)], fields, is_plain=True)
+
+    def settle_counted(self, owner: str, acked: Sequence[Job]) -> Call:
+        """Return the call that acks jobs of one owner which have a history, and deletes that. Its
+        reply says how many of them were in the private list."""
         keys = [self.keys.private(owner)]
-        keys += [self.keys.recoveries(digest(job.payload)) for job, counters in settled if counters]
-        ids = [job.claim_id for job, _ in settled]
-        return Call("ack", keys, [len(ids), *ids, *[job.claim_id for job in starting]])
+        keys += [self.keys.recoveries(digest(job.payload)) for job in acked]
+        return Call("ack", keys, [job.claim_id for job in acked])
 
     def requeue(
         self, jobs: Sequence[Job], where: str, expires: int, stopped: Collection[Job] = ()
@@ -249,6 +255,11 @@ class PrivateLists(Structure):
         """Have some jobs run no longer, to whoever asks."""
         if claim_ids:
             self.scripts.run("wait", [self.keys.private(owner)], [*claim_ids])
+
+
+def names_of(claim_id: str) -> tuple[str, str, str]:
+    """Return the names of the fields that a claim may have: its own, and those of its two notes."""
+    return claim_id, WAITS + claim_id, STEPS + claim_id
 
 
 def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Counters, Job, parse
+from celery_superfetch.model.job import Counters, Job, parse
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, Running, blame, decide
@@ -57,13 +57,13 @@ def land(spaces: Keyspaces, owner: str) -> Any:
 
 
 def record(spaces: Keyspaces, owner: str, id: str, name: str) -> Any:
-    return spaces.run(*spaces.lists.ack(owner, [], [job_of(owner, id, name)]))
+    return spaces.run(*spaces.lists.settle(owner, [], [job_of(owner, id, name)]))
 
 
 def ack(spaces: Keyspaces, owner: str, id: str, name: str, counted: bool) -> bool:
-    """Whether it was there."""
-    claimed = Claimed(job_of(owner, id, name), Counters() if counted else None)
-    return not spaces.run(*spaces.lists.ack(owner, [claimed]))
+    """Return whether the job was there."""
+    settle = spaces.lists.settle_counted if counted else spaces.lists.settle
+    return bool(spaces.run(*settle(owner, [job_of(owner, id, name)])))
 
 
 def hand_on(spaces: Keyspaces, owner: str, id: str) -> int:

@@ -91,9 +91,16 @@ class Keyspaces:
 
     # -- what the structures think are their scripts
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[Any], whole: bool = False) -> Any:
+    def run(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        whole: bool = False,
+        is_plain: bool = False,
+    ) -> Any:
         self.asked.append(name)
-        return self._execute(self._scripts.command(Call(name, keys, args)))
+        return self._execute(self._scripts.command(Call(name, keys, args, is_plain=is_plain)))
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
         return [self.run(*call) for call in calls]

@@ -24,8 +24,6 @@ def _in(script: str, what: str, *changes: tuple[str, str], **where: int) -> Muta
 
 
 LEAVES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id)"
-#: The same, in the script that settles.
-SETTLES = "redis.call('HDEL', private, id, 'w' .. id, 's' .. id, unpack(along))"
 
 MUTANTS = [
     _in(
@@ -55,13 +53,8 @@ MUTANTS = [
         "no note says that it waits",
         ("\n    fields[#fields + 1], fields[#fields + 2] = 'w' .. id, ''", ""),
     ),
-    _in("ack", "the job stays", (SETTLES, "redis.call('HEXISTS', private, id)")),
+    _in("ack", "the job stays", (LEAVES, "redis.call('HEXISTS', private, id)")),
     _in("ack", "the counters stay", ("redis.call('DEL', counters)", "")),
-    _in(
-        "ack",
-        "a start leaves the note that it waits",
-        ("redis.call('HDEL', private, unpack(notes))", ""),
-    ),
     _in("requeue", "the job stays in its list", (LEAVES, "")),
     _in("requeue", "the job does not arrive", ("redis.call(push, queue, payload)", "")),
     _in("park", "the job stays in its list", (LEAVES, "")),

@@ -107,7 +107,7 @@ def of(pool: str, matches: Callable[[Words], bool]) -> Callable[[Words], bool]:
 
 
 def test_single_replies_and_commands_are_lost(fleet):
-    kinds = {"claim": script(source("claim")), "ack": script(source("ack"))}
+    kinds = {"claim": script(source("claim")), "ack": command("HDEL")}
     kinds["blocking read"] = command("BLMOVE")
     # Light enough for everybody to be idle now and then: only then do they block.
     with fleet.load("reply", every=0.06) as load:
@@ -158,7 +158,7 @@ def test_a_lost_claim_that_nobody_looks_for_is_stranded(make_fleet):
 def test_an_ack_that_is_not_sent_again_leaves_its_job_in_flight(make_fleet):
     fleet = without("lost_acks", make_fleet)
     note = fleet.app.tasks["shop.note"]
-    done = fleet.proxy.cut_at(script(source("ack")), reply_lost=False)
+    done = fleet.proxy.cut_at(command("HDEL"), reply_lost=False)
     for name in ("job", "next"):
         note.apply_async((name,), queue="threads")
         eventually(lambda name=name: fleet.ledger.finishes().get(name))

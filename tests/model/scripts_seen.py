@@ -12,6 +12,7 @@ from typing import Any
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.model.step import PUBLISHED, was_published
+from celery_superfetch.store.private_lists import STEPS, WAITS
 from celery_superfetch.store.wire.scripts import Call
 from model.truth import Card, Known, Verdict
 
@@ -41,7 +42,7 @@ class Truth(Known):
 
     def saw(self, call: Call, reply: Any) -> None:
         """A script was run. Its reply must be the one that follows from what was before."""
-        happened: Callable[[Call, Any], None] | None = getattr(self, f"_{call.name}", None)
+        happened: Callable[[Call, Any], None] | None = getattr(self, f"_{call.name.lower()}", None)
         if happened is not None:
             assert not isinstance(reply, Exception), (call.name, reply)
             happened(call, reply)
@@ -181,29 +182,45 @@ class Truth(Known):
                 assert card.runs + card.deployed < most + self.config.recovery_limit
         card.runs += 1
 
-    def _ack(self, call: Call, reply: Any) -> None:
-        owner, settled = self._owner_of(call.keys[0]), call.args[0]
-        for at in range(settled):
-            id, counts = call.args[at + 1], at + 1 < len(call.keys)
-            payload, ran = self.end(owner, id)
-            assert (payload is None) == (at + 1 in reply)
-            if payload is None:
-                self.notable["an ack came too late"] += 1
+    def _hdel(self, call: Call, reply: Any) -> None:
+        """Jobs without a history are acked, and others start, by one plain command."""
+        owner, removed = self._owner_of(call.keys[0]), 0
+        acked = [name for name in call.args if not name.startswith((WAITS, STEPS))]
+        for id in acked:
+            held = id in self.held[owner]
+            removed += held + (held and id not in self.running[owner]) + (id in self.steps[owner])
+            self._settles(owner, id, counts=False)
+        for name in call.args:
+            id = name.removeprefix(WAITS)
+            if not name.startswith(WAITS) or id in acked:
                 continue
-            self.settled[payload] += 1
-            card = self.cards[payload]
-            if counts:
-                self._clear(payload)
-            elif ran:
-                card.runs -= 1  # it ended well, and is none of the next copy's
-            if not counts and card.counted and owner in self.reaped:
-                card.left = True
-        for id in call.args[settled + 1 :]:
             if id in self.held[owner]:
+                removed += id not in self.running[owner]
                 self.running[owner].add(id)
-                self.notable["started beside an ack" if settled else "started"] += 1
+                self.notable["started beside an ack" if acked else "started"] += 1
             else:
                 self.notable["a start came too late"] += 1
+        assert reply == removed
+
+    def _ack(self, call: Call, reply: Any) -> None:
+        owner = self._owner_of(call.keys[0])
+        assert reply == sum(self._settles(owner, id, counts=True) for id in call.args)
+
+    def _settles(self, owner: str, id: str, *, counts: bool) -> bool:
+        """A job is acked; return False if it was not there."""
+        payload, ran = self.end(owner, id)
+        if payload is None:
+            self.notable["an ack came too late"] += 1
+            return False
+        self.settled[payload] += 1
+        card = self.cards[payload]
+        if counts:
+            self._clear(payload)
+        elif ran:
+            card.runs -= 1  # it ended well, and is none of the next copy's
+        if not counts and card.counted and owner in self.reaped:
+            card.left = True
+        return True
 
     def _requeue(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[1], call.keys[4]

@@ -82,7 +82,7 @@ def send_acks_once() -> None:
         try:
             return exchange(self, *args, **options)
         except BaseException:
-            for _, part in (*self._again, *self._next.items()):
+            for part in self._next.values():
                 part.acks.clear()
             raise
 

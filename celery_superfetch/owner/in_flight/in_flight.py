@@ -139,10 +139,8 @@ class InFlight(Outbox):
         with self.lock:
             self.jobs.recorded.discard(job)
             self._drop_start(job)
-            self._unsure.add(job)
             self._exchange([])  # a record on its way would come behind this
             self.lists.unrecord(job.owner, [job.claim_id])
-            self._unsure.discard(job)
 
     def holds(self, job: Job) -> bool:
         """Return whether this process has a lease of the job."""
@@ -198,13 +196,12 @@ class InFlight(Outbox):
                 return 0.0
             if job not in self.jobs.recorded:
                 if record:
-                    self._record(job)
+                    self.record(job)
                 try:
                     if self.unsent:
                         self.post()
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
                     self._drop_start(job)
-                    self._unsure.add(job)
                     return 0.0
             self.jobs.recorded.discard(job)
             self.jobs.move(job, Move.START)

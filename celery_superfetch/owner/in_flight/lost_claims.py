@@ -64,7 +64,7 @@ class LostClaims:
         waiting = set(held.claims) - held.running
         for job in self.jobs:
             if job.owner == owner and job.claim_id in waiting and self.jobs.runs(job):
-                self.outbox.record_again(job)
+                self.outbox.record(job)
 
     def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
         ours = {job.claim_id for job in self.jobs if job.owner == owner}

@@ -16,7 +16,7 @@ from ...model.job import Claimed, Job, parse
 from ...model.log_text import one_line_each
 from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
-from ...store.database import Database, Structure
+from ...store.database import Database, Structure, chunks
 from ...store.history import History
 from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
@@ -27,7 +27,7 @@ from .parking import Parking
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Jobs that one script settles at most: a pool of greenlets may end thousands in one tick.
+#: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
 ACKS = 1000
 
 REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
@@ -39,18 +39,21 @@ NOT_YET = (
 
 
 class _Part(NamedTuple):
-    """Acks and starts of one owner, that go in one script."""
+    """Acks and starts of one owner."""
 
-    acks: list[Claimed]  # of those with counters first
+    acks: list[Claimed]
     starting: dict[Job, None]
 
     def split(self) -> Iterator[_Part]:
-        """Yield what goes in a script each; all starts go with the last acks."""
-        at = 0
-        while len(self.acks) - at > ACKS:
-            yield _Part(self.acks[at : at + ACKS], {})
-            at += ACKS
-        yield self._replace(acks=self.acks[at:]) if at else self
+        """Yield what goes in one command each: a plain one for jobs without counters, the last of
+        which takes all starts along, or a script for those with counters."""
+        plain = [claimed for claimed in self.acks if not claimed.counters]
+        counted = [claimed for claimed in self.acks if claimed.counters]
+        *first, last = [*chunks(plain, ACKS)] or [[]]
+        for some in (*first, *chunks(counted, ACKS)):
+            yield _Part([*some], {})
+        if last or self.starting:
+            yield _Part([*last], self.starting)
 
 
 class Outbox(Structure):
@@ -78,10 +81,6 @@ class Outbox(Structure):
         self._pid = own_pid()
         self._next: dict[str, _Part] = {}  # owner -> what waits to be sent
         self._sent: list[tuple[str, _Part]] = []  # without an answer yet
-        #: What is sent in parts of its own: with a start that may be a repetition goes no ack that
-        #: is none (see ``PrivateLists.ack``).
-        self._again: list[tuple[str, _Part]] = []
-        self._unsure: set[Job] = set()  # those of which nobody knows whether they are recorded
         #: Jobs whose requeue had no answer: the server may have carried it out.
         self._may_be_returned: set[Job] = set()
         self.lost_jobs = LostJobs(database)
@@ -91,7 +90,7 @@ class Outbox(Structure):
     @property
     def unsent(self) -> bool:
         waits = any(map(any, self._next.values()))
-        return bool(waits or self._again or self._to_park or self.jobs.counts[State.RETURNING])
+        return bool(waits or self._to_park or self.jobs.counts[State.RETURNING])
 
     @property
     def unread(self) -> bool:
@@ -101,20 +100,11 @@ class Outbox(Structure):
         """Settle a job with whatever is sent next; one that is not held is not ours."""
         with self.lock:
             if self.jobs.move(claimed.job, Move.ACK):
-                part = self._part(claimed.job.owner)
-                part.acks.insert(0 if claimed.counters else len(part.acks), claimed)
+                self._part(claimed.job.owner).acks.append(claimed)
 
-    def _record(self, job: Job) -> None:
-        """Have whatever is sent next say that a job starts."""
-        if job in self._unsure:
-            self._again.append((job.owner, _Part([], {job: None})))
-        else:
-            self._part(job.owner).starting[job] = None
-
-    def record_again(self, job: Job) -> None:
-        """Queue a start record that the server may have already; the next flush sends it."""
-        self._unsure.add(job)
-        self._record(job)
+    def record(self, job: Job) -> None:
+        """Queue a start record, which the server may have already; the next flush sends it."""
+        self._part(job.owner).starting[job] = None
 
     def _part(self, owner: str) -> _Part:
         return self._next.setdefault(owner, _Part([], {}))
@@ -134,7 +124,6 @@ class Outbox(Structure):
     def drop(self, job: Job) -> None:
         with self.lock:
             self.jobs.drop(job)
-            self._unsure.discard(job)
             self._returns.pop(job, None)
             self._may_be_returned.discard(job)
 
@@ -150,7 +139,7 @@ class Outbox(Structure):
 
     def _drop_start(self, job: Job) -> None:
         """It does not run (any more): what has recorded it is not to come back."""
-        for _, part in (*self._sent, *self._again, *self._next.items()):
+        for _, part in (*self._sent, *self._next.items()):
             part.starting.pop(job, None)
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
@@ -242,10 +231,9 @@ class Outbox(Structure):
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
-        waiting = [*self._again, *self._next.items()]
-        parts = [(owner, part) for owner, whole in waiting for part in whole.split()]
-        new, self._again, self._next = [item for item in parts if any(item[1])], [], {}
-        acks = [self.lists.ack(owner, *part) for owner, part in new]
+        waiting, self._next = self._next, {}
+        new = [(owner, part) for owner, whole in waiting.items() for part in whole.split()]
+        acks = [self._settle(owner, part) for owner, part in new]
         calls = [*parks, *acks, *([last] if last else ())]
         if not calls and not self._line.owed:
             return None
@@ -260,19 +248,19 @@ class Outbox(Structure):
                 if isinstance(reply, Exception):
                     refused, error = [*refused, part], reply
                 else:
-                    lost += self._settled(part[1].acks, set(reply))
+                    lost += self._settled(part[1].acks, reply)
         except BaseException:  # also a greenlet that is killed, and what a signal's handler raises
             self.doubt = True
             if self._line.owed:  # what it still owes is nobody's any more
                 self._line.drop()
-            self._unanswered_acks([*sent, *self._sent])
+            self._unanswered([*sent, *self._sent])
             raise
         for call, reply in zip(parks, theirs, strict=False):
             self._note_parked(call, reply)
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
-            self._unanswered_acks(self._sent)
+            self._unanswered(self._sent)
         self._sent = sent[len(read) :]
-        self._again += refused
+        self._send_again(refused)
         for job in lost:
             self.announce(job)
         if error is not None:
@@ -296,21 +284,36 @@ class Outbox(Structure):
             REFUSED_INTERVAL,
         )
 
-    def _settled(self, acks: list[Claimed], missing: set[int]) -> list[Job]:
-        """Note that acks were carried out; the jobs that were missing, unless that is no news."""
+    def _settle(self, owner: str, part: _Part) -> Call:
+        """Return the call that sends one part of a split."""
+        jobs = [job for job, _ in part.acks]
+        if part.acks and part.acks[0].counters:
+            return self.lists.settle_counted(owner, jobs)
+        return self.lists.settle(owner, jobs, part.starting)
+
+    def _settled(self, acks: list[Claimed], found: int) -> list[Job]:
+        """Note that acks were carried out. If the server ``found`` nothing of what they removed,
+        ownership was lost; return the jobs for which that is news."""
         now, lost = monotonic(), []
-        for at, (job, _) in enumerate(acks, 1):
+        for job, _ in acks:
             self.lately.append((now, job.claim_id))
-            if at in missing and job not in self._no_news:
+            if not found and job not in self._no_news:
                 lost.append(job)
             self._no_news.discard(job)
             self.drop(job)
         return lost
 
-    def _unanswered_acks(self, parts: list[tuple[str, _Part]]) -> None:
+    def _unanswered(self, parts: list[tuple[str, _Part]]) -> None:
+        """Send acks and starts again whose reply was lost: the server may have carried them out."""
         self._sent = []
         self._no_news.update(job for _, part in parts for job, _ in part.acks)
-        self._again += parts
+        self._send_again(parts)
+
+    def _send_again(self, parts: list[tuple[str, _Part]]) -> None:
+        for owner, part in parts:
+            waiting = self._part(owner)
+            waiting.acks.extend(part.acks)
+            waiting.starting.update(part.starting)
 
     def announce(self, job: Job) -> None:
         message = parse(job.payload)

@@ -29,13 +29,14 @@ LARGE = 16 * 1024  # bytes from which an argument is sent for itself, and not co
 
 
 class Call(NamedTuple):
-    """One run of a script: its name, keys and arguments."""
+    """One run of a script, or one plain command: its name, keys and arguments."""
 
     name: str
     keys: Sequence[str]
     args: Sequence[Any]
     #: Send the whole text, which no server can have forgotten: its successors rely on it.
     whole: bool = False
+    is_plain: bool = False  # a command of Redis's own
 
 
 class Scripts:
@@ -46,9 +47,16 @@ class Scripts:
         self._never = never
         self._digest = cache(lambda name: digest(self._source(name).encode()))
 
-    def run(self, name: str, keys: Sequence[str], args: Sequence[Any], whole: bool = False) -> Any:
+    def run(
+        self,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Any],
+        whole: bool = False,
+        is_plain: bool = False,
+    ) -> Any:
         """Run one script (a ``Call``) and return its reply; RedisError where there is none."""
-        return self.run_all([Call(name, keys, args, whole)])[0]
+        return self.run_all([Call(name, keys, args, whole, is_plain)])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
         """Run several in one round trip, in order, as no transaction; ``errors``: are returned."""
@@ -63,7 +71,9 @@ class Scripts:
         return replies
 
     def command(self, call: Call) -> list[Any]:
-        name, keys, args, whole = call
+        name, keys, args, whole, is_plain = call
+        if is_plain:
+            return [name, *keys, *args]
         verb = ["EVAL", self._source(name)] if whole else ["EVALSHA", self._digest(name)]
         return [*verb, len(keys) + 1, *keys, self._never, *args]
 

@@ -13,7 +13,7 @@ import pytest
 from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
-from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.job import Job, digest
 from celery_superfetch.store.wire import scripts
 from celery_superfetch.store.wire.scripts import source
 from celery_superfetch.store.wire.server import check_server
@@ -162,7 +162,10 @@ def test_control_without_the_key_that_never_exists_a_script_ends_half_way(nodes,
     home, other = move
     owner = bench.owner().owner
     [job] = bench.give(owner, "mail", [ONE])
-    call = bench.lists.ack(owner, [Claimed(job), Claimed(Job(owner, "mail", TWO, "2:mail"))])
+    jobs = [job, Job(owner, "mail", TWO, "2:mail")]
+    for raw in (ONE, TWO):  # each key that the script names is there
+        bench.client.hset(bench.keys.recoveries(digest(raw)), "strikes", 1)
+    call = bench.lists.settle_counted(owner, jobs)
     nodes.begin_move(nodes.slot(PREFIX), home, other)
     text = source("ack").partition("\n")[2]
     with pytest.raises(ResponseError, match="non local key"):

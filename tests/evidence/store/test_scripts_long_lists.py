@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store import parked, private_lists, queues, runs
 from celery_superfetch.store.holdings import PARKED, Holdings, Place
@@ -59,11 +59,10 @@ def ack(bench: Bench) -> None:
     owner = bench.owner()
     jobs = give(bench, owner)
     done, others = jobs[: MANY // 2], jobs[MANY // 2 :]
-    call = bench.lists.ack(owner.owner, [Claimed(job, None) for job in done], others)
-    assert bench.run(call) == []
+    assert bench.run(bench.lists.settle_counted(owner.owner, done)) == len(done)
+    assert bench.run(bench.lists.settle(owner.owner, [], others)) == len(others)
     assert len(bench.lists.held(owner.owner).running) == len(others)
-    gone = [Claimed(job, None) for job in done[:2]]
-    assert bench.run(bench.lists.ack(owner.owner, gone, others)) == [1, 2], "they were taken away"
+    assert bench.run(bench.lists.settle_counted(owner.owner, done)) == 0, "they were taken away"
 
 
 def wait(bench: Bench) -> None:

@@ -78,13 +78,51 @@ def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lo
     assert bench.client.exists(counters) == (taken == "counted")
 
 
+@pytest.mark.parametrize("has_history", [False, True])
+@pytest.mark.parametrize("gone_count", [1, 2, 3])
+def test_acks_announce_a_loss_only_if_the_server_had_nothing_of_their_batch(
+    bench, owner, lost, has_history, gone_count
+):
+    """Ownership is lost for all jobs of an owner at once. A start in the same command is of that
+    owner, too, so its waiting note is gone with them."""
+    counters = Counters(strikes=1) if has_history else None
+    *claims, starting = bench.take(owner, *(payload(n) for n in range(4)))
+    acked = [claimed._replace(counters=counters) for claimed in claims]
+    for claimed in acked[:gone_count] + [starting] * (gone_count == 3):
+        id = claimed.job.claim_id
+        bench.client.hdel(bench.keys.private(owner.owner), id, WAITS + id)
+    for claimed in acked:
+        bench.driver.finish(claimed)
+    assert bench.driver.start(starting.job)
+    bench.driver.flush()
+    assert lost == [lost_job(claimed.job) for claimed in acked if gone_count == 3]
+    assert len(bench.driver) == 1
+    assert bench.held(owner) == [starting.job] * (gone_count < 3)
+
+
+def test_a_start_record_that_is_sent_again_does_not_hide_a_lost_job(bench, owner, lost):
+    """The record finds no waiting note the second time, and the batch has nothing else."""
+    one, two = bench.take(owner, payload(1), payload(2))
+    with bench.driver.lose_reply():
+        assert not bench.driver.start(one.job)
+        bench.driver.finish(one)
+        with pytest.raises(redis.ConnectionError):
+            bench.driver.flush()
+    bench.client.hdel(bench.keys.private(owner.owner), two.job.claim_id, WAITS + two.job.claim_id)
+    bench.driver.finish(two)
+    bench.driver.flush()
+    assert lost == [lost_job(two.job)], "the other ack was sent before, and is no news"
+    assert len(bench.driver) == 0
+
+
 def test_calls_for_a_claim_that_nobody_knows_move_nothing(bench, owner):
     """Though it has the bytes of one that is there."""
     [one] = bench.take(owner, payload(1))
     unknown = one.job._replace(claim_id="ff:mail")
     assert bench.run(bench.lists.requeue([unknown], "front", 0)) == [1]
     bench.run(bench.parked.park({unknown: 1}))
-    assert bench.run(bench.lists.ack(owner.owner, [Claimed(unknown)], [unknown])) == [1]
+    assert not bench.ack(owner, Claimed(unknown), starting=[unknown])
+    assert not bench.ack(owner, Claimed(unknown, Counters()))
     assert bench.client.hgetall(bench.keys.private(owner.owner)) == {
         one.job.claim_id.encode(): payload(1),
         f"{WAITS}{one.job.claim_id}".encode(): b"",
@@ -208,7 +246,7 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
         tracemalloc.stop()
 
 
-def test_thousands_of_jobs_that_end_at_once_are_settled_some_in_a_script(bench, owner, lost):
+def test_thousands_of_jobs_that_end_at_once_are_acked_some_in_a_command(bench, owner, lost):
     """A pool of greenlets may end as many in one tick; the counters go with their own job."""
     number = 2 * ACKS_PER_SCRIPT + 7
     jobs = bench.give(owner.owner, "mail", [payload(n) for n in range(number)])
@@ -218,9 +256,10 @@ def test_thousands_of_jobs_that_end_at_once_are_settled_some_in_a_script(bench, 
     for job in jobs:
         bench.driver.hold(job)
         bench.driver.finish(Claimed(job, Counters(strikes=1) if job in marked else None))
-    before = calls(bench.client, "evalsha")
+    before = calls(bench.client, "evalsha"), calls(bench.client, "hdel")
     bench.driver.flush()
-    assert calls(bench.client, "evalsha") - before == 3
+    assert calls(bench.client, "evalsha") - before[0] == 1
+    assert calls(bench.client, "hdel") - before[1] == 3 + len(marked), "those of the script, too"
     assert bench.held(owner) == []
     assert not bench.client.keys(bench.keys.recoveries("*"))
     assert lost == []

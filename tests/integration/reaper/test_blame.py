@@ -104,7 +104,7 @@ def test_what_a_frozen_owner_settles_late_does_not_leave_the_other_alone_with_th
     assert late.job.payload == one
     assert bench.mark(owner, "silent")
     # Thawed before anybody has emptied its lists.
-    assert bench.ack(owner, late) == []
+    assert bench.ack(owner, late)
     bench.reaper().reap()
     assert bench.counters(two).history[0]["strike"] == "suspect"
 

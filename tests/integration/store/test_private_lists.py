@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store.private_lists import CLAIM_BYTES, STEPS, UNLAND_LISTS, Claims
@@ -164,7 +166,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench, owner):
     assert again.token > first.token
     assert (other.job.payload, other.counters) == (b"2", None)
     assert (bool(again.counters), bool(other.counters)) == (True, False)
-    assert bench.ack(owner, again) == []
+    assert bench.ack(owner, again)
     assert not bench.client.exists(bench.keys.recoveries(digest(b"1"))), "until its ack"
 
 
@@ -186,15 +188,19 @@ def test_payloads_are_bytes(bench, owner):
     bench.push("mail", *odd)
     claims = bench.claim(owner)
     assert names(claims) == odd
-    assert bench.ack(owner, *claims.jobs) == []
+    assert bench.ack(owner, *claims.jobs)
     assert bench.private(owner) == []
 
 
-def test_an_ack_settles_each_job_once_and_says_which_were_not_there(bench, owner):
-    one, two = bench.claimed(owner, b"1", b"2")
-    unknown = [Claimed(one.job._replace(claim_id=id)) for id in ("", "r", "?", "ff:mail")]
-    assert bench.ack(owner, two, *unknown, one) == [2, 3, 4, 5]
-    assert bench.ack(owner, one) == [1]
+@pytest.mark.parametrize("counters", [None, Counters(strikes=1)], ids=["plain", "counted"])
+def test_an_ack_settles_each_job_once_and_says_whether_any_was_there(bench, owner, counters):
+    one, two = (c._replace(counters=counters) for c in bench.claimed(owner, b"1", b"2"))
+    unknown = [one._replace(job=one.job._replace(claim_id=id)) for id in ("", "r", "ff:mail")]
+    assert not bench.ack(owner, *unknown)
+    assert bench.held(owner) == [two.job, one.job]
+    assert bench.ack(owner, two, *unknown, one)
+    assert bench.held(owner) == []
+    assert not bench.ack(owner, one)
 
 
 def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
@@ -204,7 +210,7 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
         bench.client.hset(key, "strikes", 1)
     known = Claimed(first.job, Counters(strikes=1))
     gone = Claimed(Job(owner.owner, "mail", b"9", "ff:mail"), Counters(strikes=1))
-    assert bench.ack(owner, gone, known, plain, starting=(following.job,)) == [1]
+    assert bench.ack(owner, gone, known, plain, starting=(following.job,))
     assert bench.held(owner) == [following.job]
     assert [bench.client.exists(key) for key in counters] == [0, 1]
     assert bench.recorded(owner) == [digest(b"3")]
@@ -215,7 +221,7 @@ def test_an_ack_that_finds_nothing_clears_no_counters(bench):
     counters = bench.keys.recoveries(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
     gone = Claimed(Job("h|1|n", "mail", b"1", "1:mail"), Counters(strikes=2))
-    assert bench.ack(bench.owner(), gone) == [1]
+    assert not bench.ack(bench.owner(), gone)
     assert bench.client.hgetall(counters) == {b"strikes": b"2"}
 
 
@@ -223,7 +229,7 @@ def test_an_ack_acts_on_its_own_owners_list_alone(bench):
     """kombu's delivery tag survives a redelivery; in stock a late ack settles the second copy."""
     late, owner = bench.owner(), bench.owner()
     [claimed] = bench.claimed(owner, payload(1))
-    assert bench.ack(late, claimed) == [1]
+    assert not bench.ack(late, claimed)
     assert bench.private(owner) == [payload(1)]
 
 

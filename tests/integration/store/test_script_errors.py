@@ -105,7 +105,7 @@ def test_an_error_at_any_command_leaves_each_job_in_one_place(bench, client, cas
     for number in range(1, COMMANDS):
         client.flushall()
         made = case(bench)
-        name, keys, args, _ = made.call
+        name, keys, args, *_ = made.call
         before = content(client)
         whole, text = bench.scripts._source(name), source(name)
         text = whole.removesuffix(text) + INJECTED % number + text

@@ -9,9 +9,10 @@ from support.servers.server import Server
 STOCK = "redis"
 OURS = "celery_superfetch:Transport"
 
-#: What each sends for jobs. The server counts what a script calls as well, so no other may be.
+#: What each sends for jobs. The server counts what a script calls as well, so no other may be. (No
+#: script that a consumer runs without a fault calls HDEL.)
 SENT = {
-    OURS: ("evalsha", "eval", "blmove"),
+    OURS: ("evalsha", "eval", "blmove", "hdel"),
     STOCK: ("multi", "exec", "brpop", "zadd", "zrem", "hset", "hdel", "hget"),
 }
 

@@ -267,9 +267,16 @@ class Bench:
         assert [claimed.job.payload for claimed in claims.jobs] == list(payloads)
         return list(claims.jobs)
 
-    def ack(self, owner: str | Named, *settled: Claimed, starting: Sequence[Job] = ()) -> list[int]:
-        """Settle jobs, and record others as running; the numbers of those that were not there."""
-        return cast("list[int]", self.run(self.lists.ack(name_of(owner), settled, starting)))
+    def ack(self, owner: str | Named, *settled: Claimed, starting: Sequence[Job] = ()) -> int:
+        """Ack jobs, and record others as running; return 0 if the server had nothing of that."""
+        plain = [job for job, counters in settled if not counters]
+        counted = [job for job, counters in settled if counters]
+        found = 0
+        if plain or starting:
+            found += self.run(self.lists.settle(name_of(owner), plain, starting))
+        if counted:
+            found += self.run(self.lists.settle_counted(name_of(owner), counted))
+        return found
 
     def requeue(self, *jobs: Job, where: str = "front", expires: int = 0) -> int:
         """Give jobs of one owner and queue list back; how many went."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
-from celery_superfetch.model.job import Claimed, Counters, Job, digest
+from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.parked import Parked
@@ -57,9 +57,8 @@ def unland(bench: Bench) -> Case:
 
 def ack(bench: Bench) -> Case:
     owner = bench.owner().owner
-    one, two, following = bench.give(owner, "mail", [ONE, TWO, b"next"])
-    jobs = [Claimed(one, Counters(recoveries=1)), Claimed(two, Counters(recoveries=1))]
-    return Case(bench.lists.ack(owner, jobs, [following]), settles=True)
+    jobs = bench.give(owner, "mail", [ONE, TWO])
+    return Case(bench.lists.settle_counted(owner, jobs), settles=True)
 
 
 def requeue(bench: Bench) -> Case:

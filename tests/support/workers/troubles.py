@@ -20,7 +20,7 @@ Trouble = Callable[[Fleet, random.Random], None]
 
 #: Scripts and commands whose arrival, or whose reply, is lost; the last two are sent only now
 #: and then: when something is given back, and when somebody is idle.
-LOSABLE = ("claim", "ack", "start", "heartbeat", "requeue", "BLMOVE")
+LOSABLE = ("claim", "HDEL", "heartbeat", "requeue", "BLMOVE")
 
 
 def lasts(fleet: Fleet, seconds: float) -> None:

@@ -35,6 +35,6 @@ def owner(hasty: Bench) -> Facts:
     facts = hasty.owner()
     # From here on the server knows the scripts, and we its version.
     hasty.driver.claim(facts.owner, ["mail"], 1, 1, [])
-    hasty.scripts.run_all([hasty.lists.ack(facts.owner, [])])
+    hasty.scripts.run_all([hasty.lists.settle_counted(facts.owner, [])])
     hasty.driver.claim_suspect(facts.owner, "mail")
     return facts
