@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
         dead_ttl: Seconds
         claim_limit: Jobs
         unknown_tasks: Text
-        stuck_after: Seconds | None
         accepted_findings: Text
         global_keyprefix: Text
 

@@ -11,7 +11,7 @@ from ..model.foreign import one_line
 from ..model.strikes import STOPS_NAMED
 from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import LATELY, NEAR, by_queue
+from .overview import LATELY, LONG_RUN_S, NEAR, by_queue
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
@@ -64,19 +64,19 @@ def of_lost_jobs(overview: Mapping[str, Any]) -> Iterator[Finding]:
 def of_long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
     tasks: dict[str, list[tuple[int, str, str]]] = {}
     for owner in overview["owners"]:
-        for job in owner["stuck"]:
+        for job in owner["long_runs"]:
             row = job["seconds"], job["id"], owner["node"] or owner["owner"]
             tasks.setdefault(job["task"], []).append(row)
     for task, rows in tasks.items():
         seconds, id, node = max(rows)
         many = f"{number(len(rows), 'job')} of {task_title(task)}"
         run = "runs" if len(rows) == 1 else "run"
-        text = f"{many} {run} for longer than stuck_after, {id} on {node} for {span(seconds)}"
+        text = f"{many} {run} for more than {span(LONG_RUN_S)}, {id} on {node} for {span(seconds)}"
         fix = (
             "see what it waits for (py-spy dump), or end it with Celery's "
             f"`control terminate SIGTERM {id}`; a time limit ends such runs by itself"
         )
-        yield Finding("warning", "stuck-job", text, fix)
+        yield Finding("warning", "long-running-job", text, fix)
 
 
 def of_stopped(overview: Mapping[str, Any]) -> Iterator[Finding]:

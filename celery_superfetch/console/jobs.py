@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, Inspector, Place
 from ..model.dead_job import utc
 from ..model.job import claim_number, claimed_at, digest, parse, queue_list_of
-from .overview import owner_rows
+from .overview import is_long, owner_rows, run_seconds
 
 #: Jobs that the page reads to pick some by conditions: about a second. Commands read all.
 PAGE_READS_MOST = 20_000
@@ -126,7 +126,7 @@ class Look:
         queue_list = place.queue_list or queue_list_of(claim)
         owner: Mapping[str, Any] = self.owners[place.owner][0] if place.owner else {}
         started = self.started.get(place.owner, {}).get(claim_number(claim))
-        stuck = [long["seconds"] for long in owner.get("stuck", ()) if long["digest"] == name]
+        seconds = run_seconds(started, self.now) if runs and started else 0
         return {
             "id": envelope.task_id or name,
             "task": envelope.task,
@@ -141,8 +141,8 @@ class Look:
             # By the same clock. Known of what runs for longer than a heartbeat interval.
             "started": utc(started) if runs else None,
             "due": utc(envelope.eta or None),
-            # For how long (s) it has run, if that is longer than its worker's stuck_after.
-            "stuck": stuck[0] if stuck and runs else None,
+            # For how long (s) it has run, if it is long-running.
+            "long_run": seconds if is_long(seconds) else None,
             "claim_id": claim or None,
             "digest": name,
         }

@@ -186,9 +186,9 @@ def _of_owners(overview: Mapping[str, Any]) -> Iterator[Metric]:
     text = "Jobs in flight; left: of reaped workers, and not moved yet"
     yield _gauge("in_flight", text, held, ["state"])
     # What is always there lets an alert see the first one of all.
-    stuck = Counter({"": 0})
-    stuck.update(printable(job["task"]) for owner in owners for job in owner["stuck"])
-    yield _gauge("stuck_jobs", "Jobs that run for longer than stuck_after", stuck, ["task"])
+    long = Counter({"": 0})
+    long.update(printable(job["task"]) for owner in owners for job in owner["long_runs"])
+    yield _gauge("long_running_jobs", "Jobs that run for hours", long, ["task"])
 
 
 def _of_queues(rows: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:

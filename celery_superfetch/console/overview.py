@@ -9,9 +9,10 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..inspector import STATES, Holding, Inspector
+from ..inspector import RESERVED, STATES, Holding, Inspector, Place
 from ..model.dead_job import DeadJob, utc
 from ..model.facts import HUNG, SILENT, STOPPING, Facts
+from ..model.job import claim_number, digest, parse
 from ..model.records import real, whole
 from ..model.verdict import MISSED_HEARTBEATS, Reason
 from ..model.words import command
@@ -29,6 +30,13 @@ NEAR = 0.8  # share of a cap of the dead set from which on it is nearly full
 #: The latest deaths that are told of.
 DEATHS = 10
 
+#: Seconds of a run from which on its job is reported as long-running: the time limit that the guide
+#: for long jobs proposes. Celery reports no such runs, and ends none without a time limit.
+LONG_RUN_S = 4 * 3600
+
+#: Jobs that one round trip reads to name those that are long-running.
+LONG_RUNS_BATCH = 1000
+
 #: Seconds for which it is told that a worker died and has not come back, or that a job was killed.
 LATELY = 3600
 
@@ -36,7 +44,11 @@ LATELY = 3600
 def overview_of(inspector: Inspector) -> dict[str, Any]:
     """All there is to see, as one document; it changes nothing."""
     now = inspector.database.server_time()
-    owners = [row for row, _ in owner_rows(inspector, inspector.judged(), now)]
+    judged = inspector.judged()
+    owners = [row for row, _ in owner_rows(inspector, judged, now)]
+    long_runs = _long_runs(inspector, [facts for facts, _, _ in judged], now)
+    for owner in owners:
+        owner["long_runs"] = long_runs[owner["owner"]]
     served = consumers_of(owners)
     tombstones = inspector.registry.facts(inspector.registry.tombstones())
     left = inspector.holdings.of([*tombstones])
@@ -205,11 +217,6 @@ def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) 
         "age": max(0, now - facts.registered_at) / 1000,
         "queues": sorted(facts.lists),
         "unconsumed": sorted(facts.unconsumed),
-        # What runs for longer than its stuck_after, and for how long.
-        "stuck": [
-            {"task": task, "id": id, "digest": name, "seconds": seconds + int(age)}
-            for task, id, name, seconds in facts.stuck_jobs
-        ],
         # For how long (s) it has been stopping; None: it is not.
         "stopping_for": _stopping_for(facts, now),
         # For how long (s) its oldest run has lasted, by its host's clock; None: less than a
@@ -224,6 +231,47 @@ def _stopping_for(facts: Facts, now: int) -> float | None:
     if facts.state != STOPPING or not facts.stopping_since:
         return None
     return max(0, now - facts.stopping_since) / 1000
+
+
+def _long_runs(
+    inspector: Inspector, owners: Iterable[Facts], now: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the jobs of each owner that have run for ``LONG_RUN_S``, as far as its record names
+    their starts. Only private lists of owners that have such jobs are read."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    started_by_owner = dict[str, dict[int, int]]()
+    for facts in owners:
+        found[facts.owner] = []
+        long = {n: at for n, at in facts.started_jobs if is_long(run_seconds(at, now))}
+        if long:
+            started_by_owner[facts.owner] = long
+    places = [Place(RESERVED, owner) for owner in started_by_owner]
+    for batch in inspector.holdings.jobs(places, LONG_RUNS_BATCH):
+        for place, payload, claim, runs in batch:
+            at = started_by_owner[place.owner].get(claim_number(claim))
+            if at is None or not runs:
+                continue
+            envelope, name = parse(payload), digest(payload)
+            found[place.owner].append(
+                {
+                    "task": envelope.task,
+                    "id": envelope.task_id or name,
+                    "digest": name,
+                    "started": utc(at),
+                    "seconds": run_seconds(at, now),
+                }
+            )
+    return found
+
+
+def run_seconds(started: int, now: int) -> int:
+    """Return for how long (s) a job has run; ``now`` is the server's clock (ms)."""
+    return max(0, now // 1000 - started)
+
+
+def is_long(seconds: int) -> bool:
+    """Return whether a run of that length is reported as long-running."""
+    return seconds >= LONG_RUN_S
 
 
 def _longest_run(facts: Facts, now: int) -> float | None:

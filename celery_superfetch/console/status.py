@@ -63,14 +63,14 @@ def _owners(tables: Tables, owners: Rows, reaped: Mapping[str, int], wide: bool)
 
 
 def _owner(row: Mapping[str, Any]) -> dict[str, object]:
-    stuck = len(row["stuck"])
+    long = len(row["long_runs"])
     usual = row["reason"] in (Reason.HEARD.value, Reason.RUNNING.value)
     return {
         **row,
         "node": row["node"] or row["owner"],
         "state": (row["word"], STYLES[row["mood"]]),
         "heard": f"{span(row['heartbeat_age'])} ago",
-        "running": (f"{row['running']}, {stuck} stuck", YELLOW) if stuck else row["running"],
+        "running": (f"{row['running']}, {long} long", YELLOW) if long else row["running"],
         # Why it is taken for what it is; nothing where all is as it should be.
         "reason": "" if usual else row["reason"],
     }

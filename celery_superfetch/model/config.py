@@ -16,6 +16,7 @@ LONGEST = 10 * 365 * 86400.0
 REMOVED_OPTIONS = {
     "metrics_host": "run `celery superfetch metrics --host`, one process for each database",
     "metrics_port": "run `celery superfetch metrics --port`, one process for each database",
+    "stuck_after": "run `celery superfetch check`, which reports jobs that run for hours",
 }
 
 #: How like another name a misspelt one is, at least (difflib's ratio); no other broker's is.
@@ -99,10 +100,6 @@ class Config:
     unknown_tasks: Text = "requeue"
     """What a worker does with a job of a task that it does not know, or that Celery cannot decode
     or calls invalid. `"discard"` is Celery's own way."""
-
-    stuck_after: Seconds | None = None
-    """A job that runs for longer is reported, by `status`, `jobs` and a metric. Nothing is done to
-    it: a time limit ends such runs. None: no job is reported."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,

@@ -21,7 +21,6 @@ OTHERS = (
     "pool",
     "lists",
     "unconsumed",
-    "stuck_jobs",
     "started_jobs",
     "stopping_since",
 )
@@ -51,8 +50,6 @@ class Facts:
     lists: Mapping[str, int] = field(default_factory=dict)
     #: Those of ``lists`` from which it does not claim now: their consumers were cancelled.
     unconsumed: tuple[str, ...] = ()
-    #: What runs for longer than ``stuck_after``: task, id, digest, and for how long (s).
-    stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
     #: What runs for longer than a heartbeat interval: number of its claim, and when it started (by
     #: the clock of the owner's host, s).
     started_jobs: tuple[tuple[int, int], ...] = ()
@@ -116,10 +113,6 @@ class Facts:
                 text_of(name)
                 for name in parsed_json(text.get("unconsumed"), list[Any]())
                 if isinstance(name, str)
-            ),
-            stuck_jobs=tuple(
-                (text_of(task), text_of(id), text_of(name), whole(seconds))
-                for task, id, name, seconds in rows("stuck_jobs", 4)
             ),
             started_jobs=tuple(
                 (whole(number), whole(at)) for number, at in rows("started_jobs", 2)

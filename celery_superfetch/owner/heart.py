@@ -68,7 +68,6 @@ class Heart:
         #: What the registry was told last; has no name while this process is not registered.
         self.facts = Facts.mine("", ProcessImage.current(), config)
         #: As in ``Facts``; whoever knows the runs writes it.
-        self.stuck_jobs: tuple[tuple[str, str, str, int], ...] = ()
         #: Queue lists from which some channel claims; the others that are registered are
         #: ``unconsumed``. Written by ``Membership``.
         self.consumed: Collection[str] = frozenset()
@@ -147,7 +146,6 @@ class Heart:
             connections=tuple(sorted({id, *self.blocking}) if id else ()),
             pool=tuple(runner.pids()),
             unconsumed=tuple(sorted(self.facts.lists.keys() - self.consumed)),
-            stuck_jobs=self.stuck_jobs,
             started_jobs=self.started_jobs,
             stopping_since=self._stopping_since(),
         )

@@ -68,10 +68,6 @@ class Owner(Membership):
         """How often its connections had to be distrusted."""
         return self.heart.outages
 
-    def tell_of_stuck(self, jobs: tuple[tuple[str, str, str, int], ...]) -> None:
-        """Have the next heartbeat tell of them, as in ``Facts``."""
-        self.heart.stuck_jobs = jobs
-
     def tell_of_started(self, jobs: tuple[tuple[int, int], ...]) -> None:
         """Write with the next heartbeat when jobs started, as in ``Facts``."""
         self.heart.started_jobs = jobs

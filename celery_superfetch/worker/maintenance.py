@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import forks
 from ..model.facts import Facts
-from ..model.job import claim_number, digest
+from ..model.job import claim_number
 from ..model.log_text import one_line_each
 from ..model.outage import Outage
 from ..model.process import ProcessImage
@@ -43,8 +43,6 @@ PASS_TURN = 0.25
 #: Passes that are under way at once at most: each may wait for its turn behind all others.
 PASSES = 8
 
-MOST_STUCK = 100  # jobs of one owner that are told of as running for long
-STUCK_ID_MAX_CHARS = 200  # of their Celery ids
 MOST_STARTED = 100  # jobs of one owner whose start is in its record, those that run longest: 3 kB
 
 
@@ -148,12 +146,11 @@ class Rounds:
                 self.owner.runner.run_counts.count(self.reaper.database)
 
     def note_runs(self) -> None:
-        """Let the next heartbeat write when jobs started that run for longer than an interval, and
-        what runs for longer than ``stuck_after``."""
+        """Let the next heartbeat write when jobs started that run for longer than an interval."""
         config, worker = self.owner.config, self.owner.runner.worker
         if worker is None:  # a consumer of the same process has no pool
             return
-        now, stuck, started = time(), [], []
+        now, started = time(), list[tuple[int, int]]()
         for handover in list(worker.superfetch_gate.out):
             request = handover.request
             at = request.time_start or now
@@ -161,12 +158,6 @@ class Rounds:
                 continue
             if now - at > config.heartbeat_interval:
                 started.append((int(at), claim_number(handover.job.claim_id)))
-            if config.stuck_after is not None and now - at > config.stuck_after:
-                # A producer chooses the id, and each heartbeat that changes the record sends it.
-                id = str(request.id)[:STUCK_ID_MAX_CHARS]
-                job = request.type, id, digest(handover.job.payload), int(now - at)
-                stuck.append(job)
-        self.owner.tell_of_stuck(tuple(stuck[:MOST_STUCK]))
         # The same as long as the same jobs run: only a change is sent.
         oldest = heapq.nsmallest(MOST_STARTED, started)
         self.owner.tell_of_started(tuple((number, at) for at, number in oldest))

@@ -54,7 +54,7 @@ WELL: dict[str, Any] = {
             "longest_run": None,
             "verdict": "alive",
             "reason": "its heartbeats are heard",
-            "stuck": [],
+            "long_runs": [],
         }
     ],
     "queues": [

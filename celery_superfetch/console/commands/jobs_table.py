@@ -36,7 +36,7 @@ def print_jobs(tables: Tables, document: dict[str, Any], picked: bool, wide: boo
 
 
 def _order(job: Mapping[str, Any]) -> int:
-    return 0 if job["stuck"] else STATES.index(job["state"])
+    return 0 if job["long_run"] else STATES.index(job["state"])
 
 
 def _heading(owner: dict[str, Any]) -> str:
@@ -53,7 +53,7 @@ def _shown(tables: Tables, document: dict[str, Any], job: dict[str, Any]) -> dic
         claimed, due = claimed and ago(claimed, now), due and ahead(due, now)
         started = started and ago(started, now)
     return {
-        "state": (f"runs {span(job['stuck'])}", YELLOW) if job["stuck"] else job["state"],
+        "state": (f"runs {span(job['long_run'])}", YELLOW) if job["long_run"] else job["state"],
         "id": tables.short(job["id"]),
         "task": task_title(job["task"]),
         "started": started,

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
-from celery_superfetch.model.job import Counters, Job
+from celery_superfetch.model.job import Counters, Job, claim_number
 from celery_superfetch.store.dead_caps import JUNK_LIMIT
 from support.servers.server import Server
 from support.waiting import eventually
@@ -225,8 +225,13 @@ def unannounced(on: Situation) -> None:
 
 def long_running(on: Situation) -> None:
     make_well(on.bench)
-    job = ("shop.scan", "an-id", "a-digest", 7200)
-    on.bench.owner(node="celery@two", lists=["mail"], stuck_jobs=(job,), **CALM)
+    bench = on.bench
+    owner = bench.owner(node="celery@two", lists=["mail"], **CALM)
+    [job] = bench.give(owner, "mail", [payload("an-id", task="shop.scan")])
+    bench.run_one(job)
+    at = bench.database.server_time() // 1000 - 5 * 3600
+    started = ((claim_number(job.claim_id), at),)
+    bench.registry.register(owner.with_(started_jobs=started))
 
 
 def scheduled(on: Situation) -> None:
@@ -283,7 +288,7 @@ SITUATIONS: dict[Callable[[Situation], None], tuple[str, set[str]]] = {
     pills: ("warning", {"job-killed"}),
     flooded: ("warning", {"job-killed", "dead-set-flooded"}),
     unannounced: ("warning", {"job-killed", "unannounced"}),
-    long_running: ("warning", {"stuck-job"}),
+    long_running: ("warning", {"long-running-job"}),
     scheduled: ("", set()),
     on_probation: ("critical", {"probation-unserved"}),
     no_beat: ("warning", {"beat-silent"}),

@@ -34,7 +34,7 @@ from celery_superfetch import (
 
 app = Celery("shop", broker="redis://localhost:6379/0")
 try:
-    celery_superfetch.install(app, owner_ttl=120, stuck_after=None, socket_timeout=5)
+    celery_superfetch.install(app, owner_ttl=120, socket_timeout=5)
 except ConfigError as exc:
     assert_type(exc, ConfigError)
 celery_superfetch.install(app, owner_ttl="120")  # type: ignore[arg-type]

@@ -61,13 +61,3 @@ def test_large_jobs_of_unknown_tasks_do_not_fill_the_memory_of_a_worker(
     else:
         eventually(lambda: held(client) > 60, 60)
         always(lambda: held(client) < 80, 2.0)
-
-
-def test_an_id_of_a_megabyte_is_not_in_the_record_of_its_worker(worker, app, db, ledger):
-    worker(options={"stuck_after": 0.5, "heartbeat_interval": 1})
-    app.send_task("shop.hold", ("held",), task_id="x" * MIB)
-    [owner] = db.owners()
-    eventually(lambda: db.fact(owner, "stuck_jobs") not in ("", "[]"), 30)
-    assert len(db.fact(owner, "stuck_jobs")) < 1000
-    ledger.release("held")
-    eventually(lambda: ledger.finishes())

@@ -12,6 +12,7 @@ import pytest
 
 from celery_superfetch.console import metrics
 from celery_superfetch.model import arguments, log_text
+from celery_superfetch.model.job import claim_number
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.reaper.report import Report
 from support.waiting import eventually
@@ -36,9 +37,10 @@ def fill(bench: Bench) -> None:
     client = bench.client
     evil = payload(EVIL, queue=EVIL, task=EVIL)
     owner = bench.owner(lists=[EVIL], node=EVIL, app=EVIL, state="running")
-    bench.run_one(bench.give(owner, EVIL, [evil, payload(EVIL + "2", task=EVIL)])[0])
-    stuck = [[EVIL, EVIL, EVIL, 10**6]]
-    client.hset(bench.keys.facts(owner.owner), "stuck_jobs", json.dumps(stuck))
+    first, _ = bench.give(owner, EVIL, [evil, payload(EVIL + "2", task=EVIL)])
+    bench.run_one(first)
+    started = json.dumps([[claim_number(first.claim_id), 1]])
+    client.hset(bench.keys.facts(owner.owner), "started_jobs", started)
     image = ProcessImage(**{**vars(ended_process()), "host": EVIL})
     away = bench.owner(image, lists=[EVIL], node=EVIL, state="hung")
     bench.give(away, EVIL, [payload("other", task=EVIL)])

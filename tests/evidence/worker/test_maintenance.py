@@ -23,13 +23,11 @@ from support.driver import Driver
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
-LIMITS = {"stuck_after": 0.001}
-
 
 @pytest.fixture
 def beside(client: redis.Redis, url: str) -> Iterator[tuple[Celery, Owner]]:
     """An app, and a consumer of its options that runs beside its worker, in a task or in a step."""
-    app = celery_superfetch.install(Celery("shop", broker=url, set_as_current=False), **LIMITS)
+    app = celery_superfetch.install(Celery("shop", broker=url, set_as_current=False))
     membership = Owner(parse_url(url), config_of(app))
     membership.join(1, {"mail": 0})
     yield app, membership

@@ -105,11 +105,11 @@ def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
 
 
 def test_what_runs_for_too_long_is_told_of_by_task(seen):
-    one = {"task": "shop.scan", "id": "a", "digest": "d", "seconds": 90}
-    seen["owners"][0]["stuck"] = [one, {**one, "id": "b", "seconds": 7300}]
+    one = {"task": "shop.scan", "id": "a", "digest": "d", "seconds": 15000}
+    seen["owners"][0]["long_runs"] = [one, {**one, "id": "b", "seconds": 18100}]
     found = only(seen)
-    assert (found.level, found.code) == ("warning", "stuck-job")
-    assert found.text == "2 jobs of shop.scan run for longer than stuck_after, b on a@vm for 2 h"
+    assert (found.level, found.code) == ("warning", "long-running-job")
+    assert found.text == "2 jobs of shop.scan run for more than 4 h, b on a@vm for 5 h"
     assert "control terminate SIGTERM b`" in found.fix
 
 

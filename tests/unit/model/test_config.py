@@ -27,17 +27,8 @@ def test_the_defaults_are_the_documented_ones():
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
     named = {"app_name", "global_keyprefix", "unknown_tasks"}
-    named |= {"stuck_after", "accepted_findings"}
+    named |= {"accepted_findings"}
     assert set(OPTIONS) == set(DEFAULTS) | named
-
-
-def test_what_looks_at_long_jobs_is_off_by_default():
-    assert Config().stuck_after is None
-    assert Config(stuck_after=None) == Config()
-    assert Config(stuck_after=0.5).stuck_after == 0.5
-    for wrong in (0, -1, "60", True, float("inf")):
-        with pytest.raises(ConfigError, match="stuck_after"):
-            Config(stuck_after=wrong)
 
 
 def test_stops_may_have_no_limit():

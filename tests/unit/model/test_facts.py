@@ -29,7 +29,6 @@ FULL = Facts(
     connections=(3, 99),
     pool=((78, "123460"), (79, "123461")),
     lists={"mail": 0, "a:b\x06\x163": 60000},
-    stuck_jobs=(("shöp.scan", "id", "c0ffee", 7200),),
 )
 
 
