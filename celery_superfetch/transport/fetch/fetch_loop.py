@@ -139,7 +139,7 @@ class FetchLoop:
             return Action.WAIT
         if self.owner.leases.unsent or (self.owner.leases.unread and not self.backlog.ready):
             return Action.SEND
-        return Action.BLOCK if self._should_block(credit) else Action.WAIT
+        return Action.BLOCK if self._should_block() else Action.WAIT
 
     def _should_claim(self, credit: Credit) -> bool:
         return bool(credit.room) and not self._queues_are_empty and self._runs_short(credit)
@@ -157,9 +157,11 @@ class FetchLoop:
         reserve = waiting + min(credit.held, self.runner.reserve())
         return waiting < limit and credit.room >= min(reserve, limit)
 
-    def _should_block(self, credit: Credit) -> bool:
+    def _should_block(self) -> bool:
         # Before this thread runs a job, each read would have to be called off.
-        return not self._next_start_sends and self._queues_are_empty and bool(credit.room)
+        if self._next_start_sends or not self._queues_are_empty:
+            return False
+        return bool(self._credit().room)
 
     @property
     def _next_start_sends(self) -> bool:
@@ -192,8 +194,8 @@ class FetchLoop:
                 return self.owner.leases.flush()
             self.owner.leases.post()
         # A claim that finds the queues empty is followed by the wait in the same tick.
-        if action is not Action.WAIT and self._should_block(credit := self._credit()):
-            ends_all = self.runner.inline or credit.limit == 1
+        if action is not Action.WAIT and self._should_block():
+            ends_all = self.runner.inline or self._credit().limit == 1
             self.reads.wait_on(names, LONE_BLOCK if ends_all else MOST_BLOCKS)
 
     def _send_during_solo_run(self) -> None:
