@@ -168,15 +168,14 @@ class QoS:
 
     def credit(self) -> Credit:
         """Return how many jobs the fetch loop may claim now."""
-        limit, counts_slots = self.prefetch_count, "can_consume" in self.__dict__
+        limit, held = self.prefetch_count, self._held()
+        counts_slots = "can_consume" in self.__dict__
         is_unlimited = not (limit or counts_slots)
-        return Credit(
-            self._claimable(is_unlimited, counts_slots), self._held(), limit, is_unlimited
-        )
+        return Credit(self._room(held, is_unlimited, counts_slots), held, limit, is_unlimited)
 
-    def _claimable(self, is_unlimited: bool, counts_slots: bool) -> int:
+    def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        awaits = any(tag in self.unsettled for tag in list(self.awaited))
+        awaits = bool(self.awaited) and any(tag in self.unsettled for tag in list(self.awaited))
         if awaits or fetch.owner.stopping:
             return 0
         if counts_slots:  # Celery's function counts free slots: of a second job that says nothing
@@ -185,7 +184,7 @@ class QoS:
             # One at a time, as stock does: the first of two consumers would claim the whole queue.
             return int(not fetch.backlog)
         limit: int = fetch.owner.config.claim_limit
-        return max(0, min(limit, self.prefetch_count - self.in_use()))
+        return max(0, min(limit, self.prefetch_count - held - len(fetch.backlog)))
 
     def receive(self, claimed: Claimed) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
