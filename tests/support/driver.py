@@ -21,7 +21,7 @@ from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.jobs import IDLE, MOVES, RUNNING, Move, State
 from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
-from celery_superfetch.owner.in_flight.outbox import ACKS
+from celery_superfetch.owner.in_flight.outbox import ACKS, LEFT_MOST
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING
 from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.owner.owner import Owner
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pytest  # a worker that imports this file has none
 
 ACKS_PER_SCRIPT = ACKS
+UNREAD_REPLIES_MAX = LEFT_MOST
 LOST_JOBS_LOGGED_MAX = LOGGED_IN_A_ROW
 PARK_MIN_S = WORTH_PARKING
 SECOND_CHECK_S = lost_claims.LATE_CLAIM

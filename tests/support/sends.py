@@ -39,17 +39,19 @@ class Sends:
         self._unread: dict[Line, list[Any]] = {}
 
         def exchange(
-            line: Line, calls: Sequence[Call], *, wait: bool = True
+            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
         ) -> tuple[list[Any], list[Any]]:
-            return self._send(line, calls, wait)
+            return self._send(line, calls, wait, leave)
 
         monkeypatch.setattr(Line, "exchange", exchange)
 
-    def _send(self, line: Line, calls: Sequence[Call], wait: bool) -> tuple[list[Any], list[Any]]:
+    def _send(
+        self, line: Line, calls: Sequence[Call], wait: bool, leave: int
+    ) -> tuple[list[Any], list[Any]]:
         self._before()
         # Each script is carried out at once, also where its sender reads the reply later.
         earlier = self._unread.pop(line, [])
-        line.owed = []
+        owed, line.owed = line.owed, []
         try:
             # A script that the server did not know would run behind its successors.
             _, replies = self._exchange(line, [call._replace(whole=True) for call in calls])
@@ -61,6 +63,10 @@ class Sends:
             raise redis.ConnectionError(REPLY_LOST)
         if wait:
             return earlier, replies
+        if calls and len(earlier) < leave:
+            self._unread[line] = [*earlier, *replies]
+            line.owed = [*owed, *calls]
+            return [], []
         self._unread[line] = replies
         line.owed = [*calls]
         return earlier, []

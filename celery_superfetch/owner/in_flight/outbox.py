@@ -27,6 +27,10 @@ from .parking import Parking
 
 logger = one_line_each(logging.getLogger(__name__))
 
+#: Replies to acks that a later send reads together, since a read of the socket costs as much as a
+#: send. Without it, a worker on threads runs 0.88 to 0.90 times as many jobs a second.
+LEFT_MOST = 16
+
 #: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
 ACKS = 1000
 
@@ -242,7 +246,7 @@ class Outbox(Structure):
         refused: list[tuple[str, _Part]] = []
         error: Exception | None = None
         try:
-            owed, theirs = self._line.exchange(calls, wait=wait)
+            owed, theirs = self._line.exchange(calls, wait=wait, leave=LEFT_MOST)
             read = owed + theirs[len(parks) :][: len(new)]
             for part, reply in zip(sent if wait else sent[: len(read)], read, strict=True):
                 if isinstance(reply, Exception):

@@ -95,6 +95,7 @@ class Line:
         self._pool: Any = None
         self._used = 0.0
         self.owed: list[Call] = []  # whose replies were not read
+        self._owed_since = 0.0  # when the first of them was sent (monotonic s)
         self._told: set[str] = set()  # scripts that the server at the other end was told whole
 
     @property
@@ -102,19 +103,24 @@ class Line:
         """Whether they came long ago; the connection may be lost by now."""
         return bool(self.owed) and monotonic() >= self._used + IDLE
 
-    def exchange(self, calls: Sequence[Call], *, wait: bool = True) -> tuple[list[Any], list[Any]]:
-        """Send commands; return the replies to earlier ones that were not read yet and, with
-        ``wait``, those to ``calls``, errors among them (RedisError: all are lost). Without ``wait``
-        the next exchange reads those to ``calls``."""
+    def exchange(
+        self, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
+    ) -> tuple[list[Any], list[Any]]:
+        """Send scripts; returns the replies that were owed and those to ``calls``, as far as they
+        were read, errors among them (RedisError: all are lost). Without ``wait`` those to ``calls``
+        are left to a later exchange, and so are up to ``leave`` others, for IDLE at most; one
+        without calls reads all."""
         self.scripts.first_line  # noqa: B018 - else it were asked for by a second connection
         # Taken out meanwhile: a signal's handler may come by here.
         connection, self._connection = self._connected(), None
         owed, self.owed = self.owed, []
+        young = not owed or (len(owed) < leave and monotonic() < self._owed_since + IDLE)
+        due = [] if calls and not wait and young else owed
         try:
             if calls:
                 # A health check would take what is owed for the reply to itself.
                 connection.send_packed_command(self.packed(calls, wait), check_health=not owed)
-            read = [*owed, *calls] if wait else owed
+            read = [*due, *calls] if wait else due
             replies = self._again(read, [reply_of(connection) for _ in read])
         except BaseException:
             self._drop_handlers()
@@ -122,12 +128,14 @@ class Line:
             self.drop()
             raise
         self._drop_handlers()
-        left = [] if wait else [*calls]
+        left = [] if wait else [*calls] if due else [*owed, *calls]
         # All at once: a signal's handler may raise in between.
         self._connection, self._used, self.owed = connection, monotonic(), left
+        if due or not owed:
+            self._owed_since = self._used
         if not left and any(map(hangs_up, replies)):
             self.drop()
-        return replies[: len(owed)], replies[len(owed) :]
+        return replies[: len(due)], replies[len(due) :]
 
     def _drop_handlers(self) -> None:
         """The connection that a signal's handler has put in place of ours."""

@@ -1,4 +1,4 @@
-"""Acks that are sent without waiting for the reply: the next send reads it."""
+"""Acks that are sent without waiting for the reply: a later send reads it, with some others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, digest
 from celery_superfetch.store.wire.scripts import Scripts
+from support.driver import UNREAD_REPLIES_MAX
 from support.servers.faults import another_type, kill_connections, unheard
 from support.waiting import eventually
 from support.workers.bench import Bench, payload, settling
 
 
 def post(bench: Bench, *settled: Claimed) -> None:
-    """Ack jobs in one send, without waiting for the reply."""
+    """Ack each job in a send of its own, without waiting for the reply."""
     for claimed in settled:
         bench.driver.finish(claimed)
-    bench.driver.post()
+        bench.driver.post()
 
 
 def counted(claimed: Claimed) -> Claimed:
@@ -31,7 +33,7 @@ def counted(claimed: Claimed) -> Claimed:
 
 
 def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
-    """The next send reads the reply."""
+    """A later send reads the reply."""
     held = hasty.driver
     one, two = hasty.take(owner, payload(1), payload(2), payload(3), most=2)
     held.finish(one)
@@ -41,9 +43,9 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     held.close([one.job])  # as a channel that is closed does with all that it has delivered
     server.resume()
     post(hasty, two)
-    assert held.settled_count == 1, "the next send reads the reply"
+    assert held.settled_count == 2, "the replies are read some at a time"
     held.post()
-    assert held.settled_count == 0, "or a flush with nothing to send"
+    assert held.settled_count == 0, "or by a flush with nothing to send"
     [three] = hasty.take(owner)
     assert three.job.payload == payload(3)
     assert settling(held) == (0, 0)
@@ -52,6 +54,24 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     assert len(held) == 1
     assert not held.has_unsent
     assert not held.has_unread
+
+
+def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
+    """Ack as many jobs; return how many replies were unread after each."""
+    unread = []
+    for claimed in bench.take(owner, *(payload(n) for n in range(count))):
+        post(bench, claimed)
+        unread.append(bench.driver.settled_count)
+    return unread
+
+
+def test_replies_are_read_some_at_a_time(hasty, owner, lost):
+    """A read of the socket costs as much as a send; a job is kept until its ack is confirmed."""
+    rising = [*range(1, UNREAD_REPLIES_MAX + 1)]
+    unread = post_one_by_one(hasty, owner, 2 * UNREAD_REPLIES_MAX + 1)
+    assert unread == [*rising, 1, *rising[1:], 1][: len(unread)]
+    hasty.driver.post()
+    assert (len(hasty.driver), hasty.private(owner), lost) == (0, [], [])
 
 
 def test_a_refusal_is_heard_with_the_next_thing_that_waits(hasty, owner, lost):
@@ -195,16 +215,17 @@ def test_what_cannot_be_carried_out_again_is_sent_again(hasty, owner, lost, monk
         raise redis.ConnectionError("max number of clients reached")
 
     held = hasty.driver
-    first, last = map(counted, hasty.take(owner, payload(1), payload(2)))
-    post(hasty, first)
-    hasty.client.script_flush()
+    taken = hasty.take(owner, *(payload(n) for n in range(UNREAD_REPLIES_MAX + 1)))
+    *first, last = map(counted, taken)
+    for claimed in first:
+        post(hasty, claimed)
+        hasty.client.script_flush()
     held.finish(last)
-    held.post()
     with monkeypatch.context() as patch:
         patch.setattr(Scripts, "run_all", full)
         with pytest.raises(redis.ConnectionError):
             held.post()
-    assert held.settled_count == 1
+    assert held.settled_count == UNREAD_REPLIES_MAX + 1
     held.flush()
     assert (len(held), hasty.private(owner), lost) == (0, [], [])
 
