@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import kombu
 from kombu.asynchronous.hub import Hub
+from kombu.transport import virtual
 
 from support.waiting import eventually
 
@@ -90,8 +91,12 @@ class Inbox:
     def crash(self) -> None:
         """End as a killed process does: what is not acked stays wherever it is."""
         qos = self.channel.qos
-        qos.at_exit.cancel()
-        qos.unsettled.clear()
+        if isinstance(qos, virtual.QoS):  # stock's
+            qos._on_collect.cancel()
+            qos._delivered.clear()
+        else:
+            qos.at_exit.cancel()
+            qos.unsettled.clear()
         self.close()
 
     def close(self) -> None:
