@@ -201,13 +201,13 @@ def fresh_server() -> Iterator[Callable[..., Server]]:
 def nobodys_owner() -> Iterator[None]:
     """What a test leaves registered by this process is not the next one's."""
     yield
-    here = sys.modules.get("celery_superfetch.owner.here")
-    if here is not None:
-        for owner in here.owners_here():
+    process_owners = sys.modules.get("celery_superfetch.owner.process_owners")
+    if process_owners is not None:
+        for owner in process_owners.owners_of_process():
             owner.leave_for_good()
-            if owner._heartbeats is not None:  # a test left it with jobs
-                owner._heartbeats.stopped = True
-        here._owners.clear()
+            if owner._heartbeat_thread is not None:  # a test left it with jobs
+                owner._heartbeat_thread.stopped = True
+        process_owners._owners.clear()
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ class Channel(FrugalChannel):
         """The fetch loop, made on the first consume: a producer needs none. Raise ``ConfigError``
         for a wrong option."""
         if self._fetch is None:
-            from ..owner.here import owner_for
+            from ..owner.process_owners import owner_for
             from .fetch.fetch_loop import FetchLoop
             from .versions import check_versions
 

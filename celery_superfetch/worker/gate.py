@@ -32,8 +32,8 @@ from ..model.foreign import message_of
 from ..model.job import digest
 from ..model.log_text import one_line_each
 from ..model.process import start_time
-from ..owner.here import owners_here
 from ..owner.in_flight.runner import Runner
+from ..owner.process_owners import owners_of_process
 from . import unreceivable
 from .forked_children import end_forked_child
 from .handover import Handover, run_until
@@ -178,7 +178,7 @@ class Gate(Runner):
         request = request_of(options.get("accept_callback"))
         delivery = getattr(request, "delivery", None)  # only requests of ours have one
         if delivery is None:
-            for owner in owners_here() if self.inline else ():
+            for owner in owners_of_process() if self.inline else ():
                 # The run blocks this thread. Acks that cannot be sent before it are kept and sent
                 # again.
                 with suppress(RedisError, OSError):

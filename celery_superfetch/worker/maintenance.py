@@ -23,8 +23,8 @@ from ..model.log_text import one_line_each
 from ..model.outage import Outage
 from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
-from ..owner.here import owners_here
 from ..owner.owner import Owner
+from ..owner.process_owners import owners_of_process
 from ..reaper.evidence import local_evidence
 from ..reaper.reaper import Steps
 from ..reaper.report import Report
@@ -59,7 +59,7 @@ class MaintenanceThread(threading.Thread):
         pause = LOOK_INTERVAL
         while not self.over.wait(pause):
             pause = LOOK_INTERVAL
-            for owner in owners_here():
+            for owner in owners_of_process():
                 if not owner.name:
                     continue
                 outage: Outage = self._outage_of(owner)
@@ -100,7 +100,7 @@ class ReleaseThread(threading.Thread):
     def run(self) -> None:
         forks.mark_thread()
         while not self.over.wait(LOOK_INTERVAL):
-            for owner in owners_here():
+            for owner in owners_of_process():
                 if not owner.name:
                     continue
                 try:
@@ -160,7 +160,7 @@ class Rounds:
                 started.append((int(at), claim_number(handover.job.claim_id)))
         # The same as long as the same jobs run: only a change is sent.
         oldest = heapq.nsmallest(MOST_STARTED, started)
-        self.owner.tell_of_started(tuple((number, at) for at, number in oldest))
+        self.owner.started_jobs = tuple((number, at) for at, number in oldest)
 
     def _reap(self, owners: Collection[str], lock: str) -> None:
         if self.reaper.database.take_turn(lock, LOOK_INTERVAL / 2):

@@ -23,7 +23,7 @@ from ..model.early_tasks import early_tasks
 from ..model.foreign import loggable
 from ..model.log_text import escape_names_in_celerys_logs, one_line_each
 from ..model.version import __version__
-from ..owner.heartbeats import threads_are_greenlets
+from ..owner.gevent_pulse import threads_are_greenlets
 from ..owner.owner import Owner
 from ..store.wire.scripts import read_all
 from ..store.wire.server import check_platform, check_server, tried_again

@@ -18,8 +18,8 @@ from celery.worker import state
 
 from ..model import forks
 from ..model.log_text import one_line_each
-from ..owner.here import owners_here
 from ..owner.owner import Owner
+from ..owner.process_owners import owners_of_process
 from ..transport.channel import Channel
 
 logger = one_line_each(get_logger(__name__))
@@ -36,7 +36,7 @@ def is_of(pool: Any, module: str) -> bool:
 
 
 def owners_of(worker: Any) -> list[Owner]:
-    return [owner for owner in owners_here() if owner.runner.worker is worker]
+    return [owner for owner in owners_of_process() if owner.runner.worker is worker]
 
 
 def channels_of(worker: Any) -> list[Channel]:

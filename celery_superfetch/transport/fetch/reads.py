@@ -24,8 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.log_text import one_line_each
-from ...owner.membership import BLOCK_TIMEOUT
-from ...owner.owner import Owner
+from ...owner.owner import BLOCK_TIMEOUT, Owner
 from ...store.arrivals import Arrivals
 from ...store.wire.clients import LoneConnection, cut, unblock
 from ...store.wire.connections import NotServed

@@ -13,7 +13,7 @@ import kombu
 import pytest
 from redis.connection import parse_url
 
-from celery_superfetch.owner.here import owner_for, owners_here
+from celery_superfetch.owner.process_owners import owner_for, owners_of_process
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.worker.stopping import Stopper, told_to_stop
 from support.driver import Executor
@@ -172,8 +172,8 @@ def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(url, ma
     assert [told_to_stop(each) for each in (one, two, plain)] == [True, False, False]
     # The next worker makes room: of one that was told, and has left, nothing is kept.
     owner_for(params, config, runner=runners[2])
-    assert one not in owners_here()
-    assert {two, plain} <= set(owners_here())
+    assert one not in owners_of_process()
+    assert {two, plain} <= set(owners_of_process())
 
 
 @pytest.mark.netns

@@ -10,7 +10,7 @@ from time import monotonic
 import redis
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.owner.membership import BLOCK_TIMEOUT
+from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from support.servers.commands import looked
 from support.servers.server import Server
 from support.waiting import eventually

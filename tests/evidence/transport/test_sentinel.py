@@ -157,7 +157,7 @@ def test_a_heart_that_connects_anew_doubts_what_it_was_told(fresh_server, bench,
     membership.join(1, {"mail": 0})
     membership.heartbeat()
     assert not Driver.of(membership).needs_reconcile
-    heart = membership.heart.registry.client.connection
+    heart = membership.heartbeat_session.registry.client.connection
     assert heart is not None
     heart.disconnect()
     membership.heartbeat()
@@ -191,7 +191,7 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
     }
     membership = Owner(params, bench.config)
     membership.join(1, {"mail": 0})
-    owner, heart = membership.name, membership.heart
+    owner, heart = membership.name, membership.heartbeat_session
     assert run_id(membership.client) == heart.facts.run_id
     replicated.wait_in_step()
     replicated.promote()
@@ -229,11 +229,13 @@ def test_an_owner_goes_on_at_the_replica_and_at_no_other_server(
     for _ in range(2):
         with pytest.raises(redis.exceptions.ConnectionError):
             membership.heartbeat()
-        assert membership.heart.params["port"] == primary.port, "nobody has been promoted"
+        assert membership.heartbeat_session.params["port"] == primary.port, (
+            "nobody has been promoted"
+        )
     pair.promote()
     with pytest.raises(redis.exceptions.ConnectionError):
         membership.heartbeat()
-    assert membership.heart.params["port"] == replica.port
+    assert membership.heartbeat_session.params["port"] == replica.port
     assert membership.heartbeat().status == "ok"
     assert membership.name == owner
     assert Driver.of(membership).needs_reconcile, "what is in flight has to be compared"

@@ -91,7 +91,7 @@ def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkey
     owner = Owner(parse_url(server.url()), config_of(app))
     owner.join(1, {"mail": 0})
     monkeypatch.setattr(maintenance, "LOOK_INTERVAL", 0.05)
-    monkeypatch.setattr(maintenance, "owners_here", lambda: [owner])
+    monkeypatch.setattr(maintenance, "owners_of_process", lambda: [owner])
     caplog.set_level(logging.DEBUG, maintenance.logger.name)
     if not asks:
         monkeypatch.setattr(Outage, "lasts", property(lambda outage: False))

@@ -56,7 +56,9 @@ def test_the_heart_takes_nobodys_lock(make, proxy, bench):
         is_heard()
         proxy.refuse()
         proxy.cut()
-        eventually(lambda: not membership.heart._last_ms, 5, message="it cannot connect")
+        eventually(
+            lambda: not membership.heartbeat_session._last_ms, 5, message="it cannot connect"
+        )
         proxy.heal()
         eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
         is_heard()
@@ -64,9 +66,9 @@ def test_the_heart_takes_nobodys_lock(make, proxy, bench):
         eventually(lambda: membership.name != old, 5)
         is_heard()
         assert set(bench.registry.owners()) == {membership.name}
-    assert not membership.heart.outages
+    assert not membership.outages
     membership.catch_up()
-    assert membership.heart.outages == 1
+    assert membership.outages == 1
 
 
 def test_its_connections_are_registered_and_named_anew_when_they_change(membership, bench):
@@ -77,9 +79,9 @@ def test_its_connections_are_registered_and_named_anew_when_they_change(membersh
     bench.client.client_kill_filter(_id=first.connections[0])
     eventually(lambda: bench.facts(membership).connections != first.connections, 10)
     assert bench.registry.connected(bench.facts(membership), run) is True
-    membership.heart.blocking.add(4711)
+    membership.blocking.add(4711)
     eventually(lambda: 4711 in bench.facts(membership).connections, 5)
-    membership.heart.blocking.discard(4711)
+    membership.blocking.discard(4711)
     eventually(lambda: 4711 not in bench.facts(membership).connections, 5)
 
 
@@ -88,18 +90,18 @@ def test_a_heartbeat_connection_that_was_closed_while_idle_is_no_failure(members
     fail first, and no owner's staleness would ever grow."""
     caplog.set_level(logging.INFO)
     stale = bench.owner(elsewhere())
-    score, heart = bench.score(stale), membership.heart
+    score = bench.score(stale)
 
     def staleness() -> float:
-        return heart.silence.silent_for(stale.owner, score, monotonic()) or 0.0
+        return membership.silence.silent_for(stale.owner, score, monotonic()) or 0.0
 
     eventually(lambda: staleness() > 0)
     for _ in range(5):
         before = staleness()
-        bench.client.client_kill_filter(_id=heart.facts.connections[0])
+        bench.client.client_kill_filter(_id=membership.facts.connections[0])
         eventually(lambda before=before: staleness() > before + 0.3, 5)
     membership.catch_up()
-    assert not heart.outages, "no other connection is distrusted"
+    assert not membership.outages, "no other connection is distrusted"
     assert not Driver.of(membership).is_reconcile_due, "no reply was lost with it"
     assert not caplog.records
 
@@ -130,8 +132,8 @@ def test_a_server_that_comes_back_from_an_older_snapshot_gets_the_whole_record(
     membership.join(1, {"mail": 0})
     server.client().save()
     monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
-    membership.heart.stopping = True
-    membership.heart.blocking.add(4711)
+    membership.stopping = True
+    membership.blocking.add(4711)
     membership.join(1, {"mail": 0, "slow": 0})
 
     def is_whole() -> bool:
@@ -152,7 +154,7 @@ def test_a_server_that_comes_back_from_an_older_snapshot_gets_the_whole_record(
 
 def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeypatch):
     monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
-    membership.heart.stopping = True
+    membership.stopping = True
 
     def told() -> bool:
         facts = bench.facts(membership)
@@ -164,7 +166,7 @@ def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeyp
 def test_that_it_stops_is_told_before_a_heartbeat_is_due(make, bench):
     membership = make(heartbeat_interval=600, owner_ttl=6000)
     membership.join(1, {"mail": 0})
-    membership.heart.stopping = True
+    membership.stopping = True
     eventually(lambda: bench.facts(membership).state == "stopping", 5)
 
 
@@ -177,7 +179,7 @@ def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, make, caplo
     owner, before = membership.name, bench.score(membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
-    assert membership.heart.silence.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
+    assert membership.silence.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
     eventually(lambda: bench.score(membership) > before, 10)
     assert membership.name == owner
@@ -191,7 +193,7 @@ def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(fresh_se
     there, membership = fresh_server(), make(heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     there.kill()
-    membership.heart.move({"host": "127.0.0.1", "port": there.port})
+    membership.heartbeat_session.move({"host": "127.0.0.1", "port": there.port})
     eventually(lambda: "failed" in caplog.text, 10)
     there.restart()
     eventually(lambda: "is heard again" in caplog.text, 10)

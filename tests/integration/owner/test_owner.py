@@ -9,10 +9,9 @@ import pytest
 import redis
 from redis.connection import parse_url
 
-from celery_superfetch.owner.heartbeats import Heartbeats
-from celery_superfetch.owner.here import owner_for, owners_here
-from celery_superfetch.owner.membership import MANY_UNUSED
-from celery_superfetch.owner.owner import Owner
+from celery_superfetch.owner.heartbeat_thread import HeartbeatThread
+from celery_superfetch.owner.owner import MANY_UNUSED, Owner
+from celery_superfetch.owner.process_owners import owner_for, owners_of_process
 from celery_superfetch.store.wire.scripts import source
 from support.driver import Driver
 from support.servers.faults import kill_connections, script
@@ -23,7 +22,7 @@ from support.workers.bench import payload
 def hearts(member: Owner) -> int:
     """Heartbeat threads of this membership; others of this process may still be ending."""
     return sum(
-        isinstance(thread, Heartbeats) and thread.heart is member.heart
+        isinstance(thread, HeartbeatThread) and thread.session is member.heartbeat_session
         for thread in threading.enumerate()
     )
 
@@ -42,7 +41,7 @@ def test_joining_registers_process_and_lists_before_the_first_claim(make, bench)
     assert abs(bench.database.server_time() - bench.score(membership)) < 5000
     facts = bench.facts(membership)
     assert facts.lists == {"mail": 0, "slow": 60000}
-    assert facts.process == membership.heart.facts.process
+    assert facts.process == membership.facts.process
     assert facts.app == "shop"
     assert hearts(membership) == 1
 
@@ -86,10 +85,10 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
     bench.client.delete(bench.keys.private(member.name))
     Driver.of(member).needs_reconcile = True
     assert "reply-7" in join(200)
-    Driver.of(member).reconcile(member.name, member.heart.facts.lists)
+    Driver.of(member).reconcile(member.name, member.facts.lists)
     assert "reply-7" in join(400), "it looks again"
     Driver.of(member).make_second_check_due()
-    Driver.of(member).reconcile(member.name, member.heart.facts.lists)
+    Driver.of(member).reconcile(member.name, member.facts.lists)
     assert "reply-7" not in join(600)
 
 
@@ -217,7 +216,7 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
 
 def test_one_who_left_can_come_back_as_a_new_owner(member, bench):
     old = member.name
-    member.heart.stopping = True
+    member.stopping = True
     member.leave(1)
     member.join(2, {"mail": 0})
     assert member.name not in {"", old}
@@ -236,18 +235,18 @@ def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make, bench):
 
 def test_a_forked_child_is_not_its_parents_owner(member, bench, url):
     mine = owner_for(parse_url(url), bench.config)
-    assert mine in owners_here()
+    assert mine in owners_of_process()
     bench.push("mail", payload(1))
     [held] = member.claim(["mail"], 1, 1).jobs
     pid = os.fork()
     if not pid:
-        found = len(owners_here())
+        found = len(owners_of_process())
         member.leave_for_good()  # what the parent's would do at exit
         os._exit(found)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "it has none"
     assert bench.private(member.name) == [held.job.payload]
     assert set(bench.registry.owners()) == {member.name}
-    assert mine in owners_here()
+    assert mine in owners_of_process()
 
 
 def test_the_channels_of_a_process_share_one_membership_per_database(url, make_bench):
@@ -273,7 +272,7 @@ def test_a_registration_whose_answer_was_lost_leaves_no_second_name(make, bench,
     registers = script(source("heartbeat"))
     bench.registry.leave(bench.owner(), 0)  # the server knows the script
     member = make(params={"port": proxy.port})
-    member.client.ping(), member.heart.registry.client.ping()  # they are connected
+    member.client.ping(), member.heartbeat_session.registry.client.ping()  # they are connected
     cut = proxy.cut_at(registers, reply_lost=True)
     proxy.refuse()  # else it is repeated at once
     with pytest.raises(redis.ConnectionError):

@@ -287,7 +287,7 @@ def test_what_its_consumer_lets_go_goes_back_at_once_and_cannot_start(url, bench
         for job in jobs:
             driver.reserve(job)
         assert driver.start(jobs[0])
-        inbox.channel.owner.heart.stopping = True
+        inbox.channel.owner.stopping = True
         assert inbox.channel.qos.requeue_waiting() == 4, "two are not even delivered"
         assert bench.queue() == raws[2:]
         assert not any(driver.start(job) for job in jobs[1:])
@@ -313,7 +313,7 @@ def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(url, bench
         assert fetch.reads.armed
         bench.push("mail", raws[3])
         eventually(lambda: bench.landed(fetch.owner), message="a read has it")
-        fetch.owner.heart.stopping = True
+        fetch.owner.stopping = True
         inbox.settle_in()
         assert bench.queue() == raws
         assert bench.private(fetch.owner) == bench.landed(fetch.owner) == []

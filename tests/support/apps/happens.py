@@ -32,7 +32,7 @@ from celery.worker.request import Request
 
 from celery_superfetch.app import steps
 from celery_superfetch.model import process
-from celery_superfetch.owner.here import owners_here
+from celery_superfetch.owner.process_owners import owners_of_process
 from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
@@ -186,7 +186,7 @@ def slow_loop() -> None:
     def stay() -> None:
         book = Ledger(os.environ["LEDGER_URL"])
         if book.released("stay") and book.first("stay"):
-            [membership] = owners_here()
+            [membership] = owners_of_process()
             with Driver.of(membership).lock:
                 until_released("lock")
 

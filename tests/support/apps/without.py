@@ -25,9 +25,9 @@ from celery_superfetch.model.process import look_at
 from celery_superfetch.model.step import Run
 from celery_superfetch.model.strikes import Blame, Recovery
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.owner import heart as heart_of
-from celery_superfetch.owner import heartbeats, membership
-from celery_superfetch.owner.heart import Heart
+from celery_superfetch.owner import gevent_pulse, heartbeat_thread
+from celery_superfetch.owner import owner as owner_of
+from celery_superfetch.owner.heartbeat import HeartbeatSession
 from celery_superfetch.reaper import evidence, judge
 from celery_superfetch.reaper.reaper import finish
 from celery_superfetch.store import database, dead_set, private_lists
@@ -82,7 +82,7 @@ def known_names() -> None:
 
 def forgotten_names() -> None:
     """What landed under a name that the server has forgotten since is left there."""
-    membership.Membership.unland = lambda self, owner, lists: None
+    owner_of.Owner.unland = lambda self, owner, lists: None
 
 
 def running() -> None:
@@ -223,8 +223,8 @@ def maintenance() -> None:
 
 def following() -> None:
     """The servers of a failover list have nothing to do with each other."""
-    membership.Membership.follow = lambda self, params: params["port"] == self.heart.params["port"]
-    Heart._find_successor = lambda self: None
+    owner_of.Owner.follow = lambda self, params: params["port"] == self.params["port"]
+    HeartbeatSession._find_successor = lambda self: None
 
 
 def home() -> None:
@@ -239,7 +239,7 @@ def leaving() -> None:
 
 def look_at_the_loop() -> None:
     """The heart vouches for the loop whatever that does."""
-    Heart.watch_loop = lambda self: None
+    HeartbeatSession.check_loop = lambda self: None
 
 
 def quiet_traces() -> None:
@@ -249,12 +249,12 @@ def quiet_traces() -> None:
 
 def repeated_heartbeats() -> None:
     """A heartbeat whose connection was closed while it lay idle has failed."""
-    Heart._repeat_if_closed = lambda self, act: act()
+    HeartbeatSession._repeat_if_closed = lambda self, act: act()
 
 
 def warm_pulses() -> None:
     """Under gevent each heartbeat's connection lies idle until the next is due."""
-    heartbeats.WARM_INTERVAL = 3600.0
+    gevent_pulse.WARM_INTERVAL = 3600.0
 
 
 def looks_at_idle_reads() -> None:
@@ -281,25 +281,26 @@ def closing_clients() -> None:
 def shared_pools() -> None:
     """Each channel has a pool of its own, and the owner has another."""
     alone = lambda params: pools.SharedPool(**params)  # noqa: E731
-    frugal.shared_pool = heart_of.shared_pool = alone
+    frugal.shared_pool = owner_of.shared_pool = alone
 
 
 def heart_of_its_own() -> None:
     """The heart sees to what follows from its heartbeats, too."""
-    alone = Heart.heartbeat
+    alone = HeartbeatSession.beat
 
-    def and_all_that_follows(self: Heart) -> Any:
+    def and_all_that_follows(self: HeartbeatSession) -> Any:
         heard = alone(self)
-        while self.overdue:
-            self.overdue.popleft()()
+        overdue = self._listener.overdue
+        while overdue:
+            overdue.popleft()()
         return heard
 
-    Heart.heartbeat = and_all_that_follows
+    HeartbeatSession.beat = and_all_that_follows
 
 
 def pulse() -> None:
     """Under gevent the heart is a greenlet, and hangs with the hub."""
-    heartbeats.threads_are_greenlets = lambda: False
+    heartbeat_thread.threads_are_greenlets = lambda: False
 
 
 def second_looks() -> None:

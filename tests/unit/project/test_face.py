@@ -11,7 +11,15 @@ from support.house import HERE, PACKAGE, modules
 
 MODULES = modules(HERE / PACKAGE)
 #: What an owner is made of, by names that nothing else has.
-PARTS = {"heart", "in_flight", "lost_runs", "lost_claims", "outbox", "permit", "parking"}
+PARTS = {
+    "heartbeat_session",
+    "in_flight",
+    "lost_runs",
+    "lost_claims",
+    "outbox",
+    "permit",
+    "parking",
+}
 #: Parts of those, whose names others have, too.
 INNER = PARTS | {"jobs", "lists", "parked", "history"}
 #: What other rooms see: owners, by what they are called, and two of their parts.
@@ -39,10 +47,13 @@ def test_no_other_room_reaches_through_an_owner(module):
 
 
 def test_the_control_such_a_reach_is_seen():
-    source = "a.owner.heart.silence; owner.leases.jobs; self.in_flight.requeue(x); report.in_flight"
+    source = (
+        "a.owner.heartbeat_session.facts; owner.leases.jobs; "
+        "self.in_flight.requeue(x); report.in_flight"
+    )
     assert sorted(reaches(source)) == [
-        "a.owner.heart",
-        "a.owner.heart.silence",
+        "a.owner.heartbeat_session",
+        "a.owner.heartbeat_session.facts",
         "owner.leases.jobs",
         "self.in_flight.requeue",
     ]

@@ -1,4 +1,8 @@
-"""Who this process is, in each database and with each set of options."""
+"""The owners of this process: one for each database, set of options and runner of jobs.
+
+A channel asks for its owner when it is first used; a worker's threads ask for all of them. At the
+exit of the process each owner leaves; a forked child starts with none.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,21 @@ from ..store.wire.connections import Params, place_of
 from .in_flight.runner import CONSUMER, Runner
 from .owner import Owner
 
-#: The places of a database, options, and who runs the jobs -> this process there.
+#: The places of a database, options, and the runner of the jobs -> the owner.
 _owners: dict[tuple[frozenset[object], Config, Runner], Owner] = {}
 
 
 def owner_for(
     params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
 ) -> Owner:
-    """This process in the database that ``params`` lead to. Apps with other settings, or another
-    name, are owners of their own, and so is each worker: an embedded one may end beside others."""
-    # Servers of a list need not be replicas of each other: then each has one of its own.
+    """Return the owner for the database at ``params``; make it if there is none. Apps with other
+    settings or another name have owners of their own, and so has each worker: an embedded worker
+    may end while others in this process run.
+
+    Arguments:
+        elsewhere: servers that may take over from that of ``params``.
+    """
+    # Servers of a failover list need not be replicas of each other: then each has its own owner.
     for others in (elsewhere, ()):
         key = frozenset(map(place_of, [params, *others])), config, runner
         if key not in _owners:
@@ -35,16 +44,17 @@ def owner_for(
     return owner
 
 
-def owners_here() -> list[Owner]:
+def owners_of_process() -> list[Owner]:
+    """Return all owners of this process."""
     return list(_owners.values())
 
 
 @atexit.register
 def _at_exit() -> None:
-    for owner in owners_here():
+    for owner in owners_of_process():
         owner.leave_for_good()
 
 
 if hasattr(os, "register_at_fork"):
-    # A child never is the parent's owner; it registers itself if it ever claims.
+    # A child is none of its parent's owners; it registers itself if it ever claims.
     os.register_at_fork(after_in_child=_owners.clear)

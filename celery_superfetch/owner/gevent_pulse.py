@@ -1,0 +1,86 @@
+"""Heartbeats under gevent while the hub is blocked.
+
+There the heartbeat thread is a greenlet, which a task that does not yield stops. This module's
+native thread goes on, but may touch none of gevent's locks and sockets. So the heartbeat thread
+connects, as redis-py does, and the native thread only writes and reads bytes there. It ends when
+the heartbeat thread has ended, or with the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
+
+from ..model.facts import HUNG, RETRY_INTERVAL
+
+if TYPE_CHECKING:
+    from .heartbeat import HeartbeatSession
+
+WARM_INTERVAL = RETRY_INTERVAL  # seconds between two uses that keep a connection from being idle
+REPLY_SIZE = 65536  # bytes read of a reply; the heartbeat thread meets and reports what errors say
+
+
+def threads_are_greenlets() -> bool:
+    """Return whether gevent has patched ``threading``."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+class GeventPulse:
+    """The native thread and its connection, by which an owner sends heartbeats of its own accord
+    while the hub is blocked. It also checks the loop, in place of the heartbeat thread."""
+
+    def __init__(self, session: HeartbeatSession, is_stopped: Callable[[], bool]) -> None:
+        original = sys.modules["gevent.monkey"].get_original
+        self._session = session
+        self._is_stopped = is_stopped  # whether the heartbeat thread sends no more
+        self._connection: Any = None  # redis-py's, connected; only this thread uses it
+        self._sleep = original("time", "sleep")
+        with suppress(RedisError):  # the heartbeat thread reports it, and tries again
+            self.tend()
+        original("_thread", "start_new_thread")(self._run, ())
+
+    def tend(self) -> None:
+        """Connect if there is no connection; called in the heartbeat thread."""
+        if self._connection is None:
+            self._connection = self._session.connect(self._session.params).connection
+
+    def _run(self) -> None:
+        """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
+        said, due, interval = "", 0.0, self._session.config.heartbeat_interval
+        while not self._is_stopped():
+            self._session.check_loop()
+            state = self._session.state
+            late = monotonic() >= due and state != HUNG
+            if self._connection is not None and (late or state != said):
+                due = monotonic() + interval
+                try:
+                    self._say(self._session.pulse(state))
+                    said = state
+                except OSError:
+                    self._close()
+                    # A server that closes idle connections would close the next one, too, before
+                    # this owner is heard again; while the hub is blocked none can be opened.
+                    interval = min(interval, WARM_INTERVAL)
+            self._sleep(min(RETRY_INTERVAL, interval))
+        if self._connection is not None:
+            self._close()
+
+    def _say(self, command: bytes) -> None:
+        """Send a command and wait for its reply: OSError if it is late, or none, or says no."""
+        gevents = self._connection._sock
+        native, tls = gevents._sock, getattr(gevents, "_sslobj", None)
+        native.settimeout(self._connection.socket_timeout)
+        (tls.write if tls else native.sendall)(command)
+        reply = (tls.read if tls else native.recv)(REPLY_SIZE)
+        if not reply or reply.startswith(b"-"):
+            raise ConnectionResetError
+
+    def _close(self) -> None:
+        self._connection._sock._sock.close()
+        self._connection = None

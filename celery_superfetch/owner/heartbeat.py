@@ -1,0 +1,343 @@
+"""The heartbeat session: it registers an owner and sends its heartbeats, by its own connection.
+
+What follows from the server's answers is the owner's business: ``HeartbeatListener``. If the
+process dies, the record of the owner stays on the server and no heartbeat comes any more: a peer
+declares the owner dead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+from redis import ConnectionPool, Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from ..model.config import Config
+from ..model.facts import HUNG, RETRY_INTERVAL, STOPPING, Facts
+from ..model.log_text import one_line_each
+from ..model.permit import clock
+from ..model.process import mint_owner
+from ..model.silence import Silence
+from ..store.database import Database
+from ..store.registry import Heartbeat, Registry
+from ..store.wire.clients import Home, closed_while_idle, known_as
+from ..store.wire.connections import Params, place_of, without_retries
+
+logger = one_line_each(logging.getLogger(__name__))
+
+LONGEST_SLEEP = 3.0  # seconds that a healthy loop may sleep at a time; Celery's sleep 2
+SHORTEST_WAIT = 1.0  # seconds for the answer to a heartbeat at least, however short the interval
+
+T = TypeVar("T")
+
+
+class HeartbeatListener(Protocol):
+    """What an owner does when its heartbeat session learns something.
+
+    The session calls these methods in the heartbeat thread; before that thread runs, in the thread
+    that joins. Under gevent the native thread of ``GeventPulse`` calls ``loop_ticks`` and
+    ``on_hung``, and reads ``stopping`` and ``failing``, too. No method may wait for a lock or for
+    the server: a heartbeat would be late, and a peer would declare the owner dead. Such calls are
+    deferred.
+    """
+
+    stopping: bool
+    failing: bool
+
+    def describe(self, record: Facts) -> Facts:
+        """Return the record with what this process knows of itself: its node, tasks, blocking
+        connections, pool and jobs. The next heartbeat sends what has changed."""
+
+    def loop_ticks(self) -> int:
+        """Return how many times the event loop has turned; 0 if there is none to report on."""
+
+    def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
+        """The server has accepted a heartbeat that was sent at ``asked`` (``clock``)."""
+
+    def on_hung(self) -> None:
+        """The event loop stands still: no job may start. The next heartbeat says so."""
+
+    def on_outage_over(self) -> None:
+        """A heartbeat has succeeded after one that failed: other connections may be dead."""
+
+    def on_possible_rollback(self) -> None:
+        """The server's data may be older than what it has confirmed: a reconcile is needed."""
+
+    def on_server_restarted(self) -> None:
+        """The server has restarted, or another one took its place: a reconcile is needed."""
+
+    def on_owner_lost(self, owner: str, how: str, new: str) -> None:
+        """The server has lost a name of this process, which goes on under a new one.
+
+        Arguments:
+            how: ``reaped`` by a peer that declared it dead, or ``unknown``: its keys are gone.
+        """
+
+    def on_failover(self, params: Params) -> None:
+        """The session has moved to the server that took over."""
+
+
+class HeartbeatSession:
+    """The registration and the heartbeats of one owner.
+
+    Only the heartbeat thread calls ``register``, ``beat``, ``leave`` and ``check_loop`` (before it
+    runs: the thread that joins), so they take no lock. Under gevent a native thread calls
+    ``check_loop`` instead, and reads ``state`` and ``pulse``. Other threads read the attributes;
+    each is assigned once its new value is true.
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        config: Config,
+        home: Home,
+        record: Facts,
+        *,
+        listener: HeartbeatListener,
+        failover_targets: Sequence[Params],
+    ) -> None:
+        self.config = config
+        self.home = home
+        self.params = params  # with failover targets that may change
+        self._failover_targets = failover_targets
+        self._listener = listener
+        #: The record as the server has it; without a name while this process is not registered.
+        self.facts = record
+        #: The staleness of other owners, as this process has watched it by its own heartbeats.
+        self.silence = Silence(longest_gap=2 * config.heartbeat_interval + RETRY_INTERVAL)
+        self.neighbours: tuple[str, ...] = ()  # owners of this host at the last heartbeat
+        #: State -> the command that reports it as a heartbeat, in the bytes that are sent. It needs
+        #: neither a lock nor the server.
+        self.pulse: Callable[[str], bytes]
+        #: The loop is watched as other owners are: only checks that came in time count.
+        self._loop_silence = Silence(longest_gap=2 * RETRY_INTERVAL)
+        self._hung_at = 0  # its ticks when it was found to stand still; 0: it turns
+        #: The last two heartbeats (server ms): a server that has one is this owner's, or a replica.
+        self._heard: tuple[int, ...] = ()
+        self._last_ms = 0  # of the last one; 0: one failed since
+        #: A new name whose registration had no answer. While this process lives, no peer declares
+        #: that name dead: if the next try took another one, the first would stay for ever.
+        self._unheard = ""
+        self._registry: Registry
+        self._at: Params | None = None  # where that is, once it could be connected to
+        self._socket: object = None  # of its connection, when that was looked at last
+        self._registered_on: object = None  # the socket by which the whole record was written
+
+    @property
+    def registry(self) -> Registry:
+        """The registry of the server of ``params``, by the connection of the heartbeats."""
+        if (params := self.params) is not self._at:
+            self._registry = Registry(Database(self.connect(params), self.config))
+            self._at = params
+        return self._registry
+
+    def connect(self, params: Params) -> Redis:
+        """Return a client with one connection of its own: neither a full pool nor a pending reply
+        stops heartbeats. A half-open connection does until the next heartbeat at most."""
+        own = {**without_retries(params), "max_connections": 2}
+        own.pop("home", None)
+        longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
+        for name in own.keys() & {"socket_timeout", "socket_connect_timeout"}:
+            own[name] = min(own[name], longest)
+        return Redis(connection_pool=ConnectionPool(**own), single_connection_client=True)
+
+    def _current_record(self) -> Facts:
+        """Return the record as it is to be on the server."""
+        connection: Any = self.registry.client.connection
+        (id, run_id), before = known_as(connection), self._socket
+        self._socket = connection._sock
+        same_run = run_id and run_id == self.home.run_id
+        # Where Sentinels or a cluster choose the primary, its data may be older in the same run.
+        undone = not same_run or getattr(connection, "replaceable", False)
+        if before not in (None, self._socket) and undone:
+            # A restart or a failover may have undone what the server had confirmed.
+            self._listener.on_possible_rollback()
+        record = self._listener.describe(self.facts)
+        return record.with_(
+            state=self.state,
+            run_id=run_id,
+            # None where the server does not report the session's own: they prove nothing then.
+            connections=tuple(sorted({id, *record.connections}) if id else ()),
+            stopping_since=self._stopping_since(),
+        )
+
+    def _stopping_since(self) -> int:
+        """Return since when this owner is stopping (server ms), a heartbeat too early at most."""
+        if self.state != STOPPING:
+            return 0
+        return self.facts.stopping_since or (self._heard[-1] if self._heard else 0)
+
+    def register(
+        self, lists: Mapping[str, int], *, unused: Collection[str] = (), lost: str = ""
+    ) -> None:
+        """Write the whole record, under a new name if there is none or it was ``lost`` (how)."""
+        self._repeat_if_closed(partial(self._register, lists, unused, lost))
+
+    def _register(self, lists: Mapping[str, int], unused: Collection[str], lost: str) -> None:
+        facts, old = self._current_record(), self.facts.owner
+        kept = {name: ms for name, ms in facts.lists.items() if name not in unused}
+        facts = facts.with_(lists={**kept, **lists})
+        if lost or not old:
+            self._unheard = self._unheard or mint_owner(facts.process)
+            facts = facts.with_(owner=self._unheard)
+        asked = clock()
+        while (heard := self.registry.register(facts)).status == "reaped":
+            self._unheard = mint_owner(facts.process)
+            facts, lost = facts.with_(owner=self._unheard), heard.status
+        self._unheard = ""
+        self._heard = ()
+        # From here on this observer watches the heartbeats of other owners.
+        self.silence.interrupt()
+        self._note(facts, heard, asked)
+        if lost and old:
+            self._listener.on_owner_lost(old, lost, facts.owner)
+
+    def beat(self) -> Heartbeat:
+        """Send a heartbeat; register again if the server has lost this owner. Return the answer.
+
+        If the server cannot be reached, look for a failover target that has taken over, and raise
+        ``RedisError``.
+        """
+        if not self.facts.owner:  # it left while this call waited for the thread
+            return Heartbeat("left")
+        try:
+            if self.home.contested:
+                self.home.contested = False
+                self.registry.client.connection_pool.disconnect()
+            facts, asked, heard = self._repeat_if_closed(self._send_heartbeat)
+        except RedisError:
+            self.silence.interrupt()
+            self._loop_silence.interrupt()
+            self._last_ms = 0
+            self._find_successor()
+            raise
+        if heard.status == "ok":
+            self._note(facts, heard, asked)
+        else:
+            # Missing: a part of what the server knew of this owner was deleted or evicted, and no
+            # peer has declared it dead: it registers again under its name. Unknown: all of that is
+            # gone, perhaps with the database. The tombstone of a reaped owner stays for a day only,
+            # so the owner cannot know whether it was declared dead, and takes a new name.
+            self.register({}, lost=heard.status.replace("missing", ""))
+        return heard
+
+    def _send_heartbeat(self) -> tuple[Facts, float, Heartbeat]:
+        """Send one heartbeat; return the record, when it was sent (``clock``), and the answer."""
+        facts, asked = self._current_record(), clock()
+        changed = facts.dump()
+        if self._socket is self._registered_on:
+            # The native thread may have sent another state meanwhile.
+            changed = dict(changed.items() - self.facts.dump().items(), state=facts.state)
+        # Else all: a server that came back from an older snapshot has an older record, and would
+        # keep each fact that does not change again.
+        return facts, asked, self.registry.heartbeat(facts, self._last_ms, changed)
+
+    def _repeat_if_closed(self, act: Callable[[], T]) -> T:
+        """Call ``act``, which may be repeated. If the server or a proxy closed the heartbeat
+        connection while it was idle, call it with a new connection at once. That is no failure: if
+        it counted as one, the staleness that this observer has watched so far would be void."""
+        connection: Any = self.registry.client.connection
+        lay_idle = connection._sock is not None
+        if lay_idle and closed_while_idle(connection):
+            connection.disconnect()
+            lay_idle = False
+        try:
+            return act()
+        except RedisConnectionError as exc:
+            if not lay_idle:
+                raise
+            logger.debug("The heartbeat connection was closed (%s); repeating by a new one.", exc)
+        return act()
+
+    def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
+        """Take over what the server answered to a registration or a heartbeat."""
+        if self.facts.owner and not self._last_ms:
+            self._listener.on_outage_over()
+        before, self.home.run_id = self.home.run_id, facts.run_id
+        if before not in ("", facts.run_id):
+            self._listener.on_server_restarted()
+            # What was watched at the server before says nothing of this one.
+            self.silence.interrupt()
+            logger.info(
+                "The server of owner %s has restarted, or another took its place (run_id=%s, "
+                "before: %s). The owner record was written again; its jobs in flight are "
+                "reconciled.",
+                facts.owner,
+                facts.run_id or "unknown",
+                before,
+            )
+        self._registered_on = self._socket
+        self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
+        self._last_ms = heard.now
+        self._heard = (*self._heard[-1:], heard.now)
+        self.silence.note(heard.quiet, monotonic())
+        self.neighbours = heard.neighbours
+        self._listener.on_answer(facts, heard, asked)
+
+    def leave(self, tombstone: float) -> int:
+        """Unregister, unless the server refuses; return what ``Registry.leave`` returns."""
+        left = self._repeat_if_closed(partial(self.registry.leave, self.facts, tombstone))
+        if left <= 0:
+            self.facts = self.facts.with_(owner="", lists={})
+            # Unused from here on: the server may close it before the next join.
+            self.registry.client.connection_pool.disconnect()
+        return left
+
+    @property
+    def state(self) -> str:
+        """The state that the next heartbeat reports: running, stopping or hung."""
+        if self._listener.stopping and not self._listener.failing:
+            return STOPPING
+        return HUNG if self._hung_at else "running"
+
+    def check_loop(self) -> None:
+        """Report an event loop that does not turn; called once a second. Checks count only while
+        heartbeats succeed."""
+        turns, now = 0 if self._listener.stopping else self._listener.loop_ticks(), monotonic()
+        self._loop_silence.note({"loop": turns}, now)
+        still = self._loop_silence.silent_for("loop", turns, now) or 0.0
+        if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
+            self._hung_at = turns
+            # Before the heartbeat reports it: a peer that reads that recovers the jobs.
+            self._listener.on_hung()
+        elif turns != self._hung_at:
+            self._hung_at = 0
+
+    def _find_successor(self) -> None:
+        """Move to the failover target that has taken over: it has a recent heartbeat of this owner
+        (an old primary that comes back with its data has none), and accepts another one (a replica
+        does not)."""
+        for params in self._failover_targets:
+            if self.is_at(params):
+                continue
+            with suppress(RedisError), self.registry_at(params) as registry:
+                if registry.last_heard(self.facts.owner) in self._heard:
+                    registry.heartbeat(self.facts, 0, {})
+                    return self.move(params)
+
+    @contextmanager
+    def registry_at(self, params: Params) -> Iterator[Registry]:
+        """Yield the registry of another server, by a connection of its own."""
+        client = self.connect(params)
+        try:
+            yield Registry(Database(client, self.config))
+        finally:
+            client.connection_pool.disconnect()
+
+    def is_at(self, params: Params) -> bool:
+        """Return whether the parameters lead to the server of this session."""
+        return place_of(params) == place_of(self.params)
+
+    def move(self, params: Params) -> None:
+        """Move to the server that took over."""
+        logger.warning(
+            "Owner %s goes on at the server that took its server's place.", self.facts.owner
+        )
+        self.params = without_retries(params)
+        self._listener.on_failover(self.params)
