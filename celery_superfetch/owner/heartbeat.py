@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class HeartbeatListener(Protocol):
-    """What an owner does when its heartbeat session learns something.
+    """Interface of an owner to its heartbeat session: what it asks, and reports.
 
     The session calls these methods in the heartbeat thread; before that thread runs, in the thread
     that joins. Under gevent the native thread of ``GeventPulse`` calls ``loop_ticks`` and
@@ -58,29 +58,29 @@ class HeartbeatListener(Protocol):
         """Return how many times the event loop has turned; 0 if there is none to report on."""
 
     def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
-        """The server has accepted a heartbeat that was sent at ``asked`` (``clock``)."""
+        """Take over an answer: the server accepted the heartbeat sent at ``asked`` (``clock``)."""
 
     def on_hung(self) -> None:
-        """The event loop stands still: no job may start. The next heartbeat says so."""
+        """Let no job start: the event loop stands still. The next heartbeat says so."""
 
     def on_outage_over(self) -> None:
-        """A heartbeat has succeeded after one that failed: other connections may be dead."""
+        """Replace other connections later: they may be dead, after a heartbeat that failed."""
 
     def on_possible_rollback(self) -> None:
-        """The server's data may be older than what it has confirmed: a reconcile is needed."""
+        """Reconcile later: the server's data may be older than what it has confirmed."""
 
     def on_server_restarted(self) -> None:
-        """The server has restarted, or another one took its place: a reconcile is needed."""
+        """Reconcile later: the server has restarted, or another one took its place."""
 
     def on_owner_lost(self, owner: str, how: str, new: str) -> None:
-        """The server has lost a name of this process, which goes on under a new one.
+        """Give up a name that the server has lost; this process continues under a new one.
 
         Arguments:
             how: ``reaped`` by a peer that declared it dead, or ``unknown``: its keys are gone.
         """
 
     def on_failover(self, params: Params) -> None:
-        """The session has moved to the server that took over."""
+        """Follow the session to the server that took over."""
 
 
 class HeartbeatSession:

@@ -1,4 +1,4 @@
-"""What has happened: counters, the latest deaths of owners, the last pass, the ticks of beat.
+"""Events that were counted or noted: counters, owners' latest deaths, the last pass, beat's ticks.
 Passes, owners and beat write here; ``inspector.py`` reads it for ``status`` and metrics. No job
 depends on it: if the process dies before a write, a count or a row is missing."""
 

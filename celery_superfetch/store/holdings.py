@@ -29,7 +29,7 @@ RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked"
 
 
 class Place(NamedTuple):
-    """Where jobs of one state are. With an owner and no queue list it is the owner's private list,
+    """A place of jobs in one state. With an owner and no queue list it is the owner's private list,
     which has the running jobs, too; with both it is a landing list."""
 
     state: str

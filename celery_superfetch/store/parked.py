@@ -34,7 +34,7 @@ STEP = 1000  # parked jobs that one command looks through, for task ids
 
 
 class Released(NamedTuple):
-    """What one look has moved."""
+    """Result of one move of due jobs."""
 
     jobs: int  # how many went to their queues
     now: int  # server ms

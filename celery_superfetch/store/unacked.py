@@ -1,5 +1,5 @@
-"""What stock kombu leaves in Redis: jobs that its consumers have not acked, and the connections of
-these consumers. ``superfetch migrate`` moves the jobs to their queues (``cli/from_stock.py``), and
+"""Jobs that stock kombu's consumers have not acked, and the connections of these consumers, as both
+are in Redis. ``superfetch migrate`` moves the jobs to their queues (``cli/from_stock.py``), and
 the console counts them. A batch moves in one transaction: if the process dies, each job is in the
 hash or in its queue."""
 

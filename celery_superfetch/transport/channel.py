@@ -140,8 +140,8 @@ class Channel(FrugalChannel):
 
     @property
     def lists(self) -> QueueLists:
-        """What is consumed. It is made again only when it is read: kombu begins, and ends, a
-        consumer's thousand queues one by one."""
+        """The queue lists that this channel consumes. They are computed when they are read after a
+        change: kombu begins, and ends, a consumer's thousand queues one by one."""
         if self._unserved:
             self._unserved = False
             lists = {name: self._lists_of(name) for name in self._callbacks}

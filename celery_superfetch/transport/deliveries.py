@@ -79,8 +79,8 @@ class Delivery:
             self.channel.fetch.requeue([self.job], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
-        """Let the job end in a ``way`` of ``LostRuns`` (recovered, killed, in the dead set); return
-        the dead job, if it became one. If that fails, the delivery stays open."""
+        """End the job by a method of ``LostRuns`` (recovered, or moved to the dead set); return the
+        dead job, if it became one. If that fails, the delivery stays open."""
         if not self.is_open:
             return None
         dead = way(self.job, *args)
@@ -116,7 +116,7 @@ def _decode(claimed: Claimed) -> dict[str, Any]:
     info = message["properties"]["delivery_info"]
     info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
     headers = message["headers"] = message.get("headers") or {}
-    headers.pop(DELIVERY, None)  # what we say of a delivery, nobody else can say
+    headers.pop(DELIVERY, None)  # a producer cannot forge what the transport says
     strikes = Carried.of(headers).strikes if CARRIED in headers else 0
     if again:
         mark_redelivered(message)

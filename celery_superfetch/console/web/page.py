@@ -73,7 +73,7 @@ def create_app(
     >>> app.mount("/superfetch", create_app(celery_app))
 
     Arguments:
-        read_only: nobody can retry, delete, revoke or terminate a job from here.
+        read_only: the page cannot retry, delete, revoke or terminate a job.
         token: what a browser is asked for, or a program sends as ``Authorization: Bearer``; its
             sessions are in the memory of this process. None: each visitor may see the page, so
             mount it behind a login of your own.

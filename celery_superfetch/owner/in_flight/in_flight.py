@@ -85,7 +85,7 @@ class InFlight(Outbox):
             return claimed
 
     def end_solo(self) -> Job | None:
-        """Let other jobs start alongside the suspect whose solo window is over; return it."""
+        """End the solo run of a suspect whose window is over: other jobs may start; return it."""
         with self.lock:
             alone = self.jobs.alone
             if alone is None or monotonic() < self.jobs.alone_until:

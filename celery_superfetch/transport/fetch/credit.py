@@ -1,4 +1,4 @@
-"""How many jobs a consumer may be given: what a channel answers its fetch loop."""
+"""The number of jobs that a consumer may be given, as a channel answers its fetch loop."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class FetchLoop:
             sleep(PAUSE)  # the slot may be on its way for a while
             self.poller.ring()
         except ResponseError as exc:
-            # That passes, and a worker that ended would help nobody.
+            # A refusal passes. If the worker ended, it would only meet the same at its next start.
             self._refused_until = now + POLL_INTERVAL
             if now >= self._silent_until:
                 self._silent_until = now + COMPLAINT_INTERVAL
