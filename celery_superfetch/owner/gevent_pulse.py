@@ -1,9 +1,10 @@
 """Heartbeats under gevent while the hub is blocked.
 
-There the heartbeat thread is a greenlet, which a task that does not yield stops. This module's
-native thread goes on, but may touch none of gevent's locks and sockets. So the heartbeat thread
-connects, as redis-py does, and the native thread only writes and reads bytes there. It ends when
-the heartbeat thread has ended, or with the process.
+The heartbeat thread makes it. There that thread is a greenlet, which a task that does not yield
+stops. This module's native thread goes on, but may touch none of gevent's locks and sockets. So the
+heartbeat thread connects, as redis-py does, and the native thread only writes and reads bytes
+there. It ends when the heartbeat thread has ended. If the process dies, it dies, too, and a peer
+declares the owner dead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The heartbeat session: it registers an owner and sends its heartbeats, by its own connection.
 
-What follows from the server's answers is the owner's business: ``HeartbeatListener``. If the
-process dies, the record of the owner stays on the server and no heartbeat comes any more: a peer
-declares the owner dead.
+The heartbeat thread calls it, and the owner for a failover; what follows from the server's answers
+is the owner's business: ``HeartbeatListener``. If the process dies, the record of the owner stays
+on the server and no heartbeat comes any more: a peer declares the owner dead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The thread that sends an owner's heartbeats, and makes the owner's calls of its session.
+"""The thread that sends an owner's heartbeats, and calls the heartbeat session when the owner asks.
 
 The owner starts it when it joins, and asks it to register, to beat and to leave. It ends when the
-owner has left. If it fails, the owner is dead for its peers, although the process lives.
+owner has left. If the process dies, or this thread alone fails, no heartbeat comes any more, and a
+peer declares the owner dead.
 """
 
 from __future__ import annotations

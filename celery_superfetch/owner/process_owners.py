@@ -1,7 +1,8 @@
 """The owners of this process: one for each database, set of options and runner of jobs.
 
 A channel asks for its owner when it is first used; a worker's threads ask for all of them. At the
-exit of the process each owner leaves; a forked child starts with none.
+exit of the process each owner leaves; a forked child starts with none. If the process dies without
+an exit, no owner leaves: their records and jobs stay on the server for a peer's reaper.
 """
 
 from __future__ import annotations

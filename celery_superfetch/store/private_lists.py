@@ -1,4 +1,9 @@
-"""Private lists: claim, ack, requeue, what is in flight, and which of that is said to run."""
+"""Private lists: claim, ack, requeue, what is in flight, and which of that is said to run.
+
+An owner's leases call this for their own jobs; the reaper and the console read the lists of others.
+If the process dies, its claims stay in the private list and what landed in the landing lists, until
+the reaper returns both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The jobs in flight of one process: how they come, who has them, and how they leave."""
+"""The jobs in flight of one process: how they come, which part of it has them, and how they leave.
+
+The fetch loop claims; the gate starts; deliveries ack and requeue; a closing channel and the
+worker's stop requeue. If the process dies, each job is in the owner's private list: the reaper
+requeues those with a waiting note, and recovers the others as running.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What is on its way to the server, in the order in which it must come there."""
+"""Requeues, parks, acks and starts that are pending, sent in the order in which they must arrive.
+
+``InFlight`` extends this; the fetch loop, deliveries and maintenance flush it. What had no reply is
+sent again. It is in memory only: if the process dies, a job whose ack was not sent is in the
+private list, and the reaper has it run again.
+"""
 
 from __future__ import annotations
 
