@@ -57,9 +57,9 @@ class Package:
 
     @contextmanager
     def member(self, **limits: float) -> Iterator[Any]:
-        """This process as an owner, with a heart."""
-        config = self.part("config", "Config")(app_name="shop", **{**LIMITS, **limits})
-        membership = self.part("membership", "Owner")(parse_url(self.server.url()), config)
+        """Register this process as an owner, with a heartbeat."""
+        config = self.part("model.config", "Config")(app_name="shop", **{**LIMITS, **limits})
+        membership = self.part("owner.owner", "Owner")(parse_url(self.server.url()), config)
         membership.join(1, {"mail": 0})
         try:
             yield membership
@@ -68,7 +68,7 @@ class Package:
 
     def rounds(self, membership: Any) -> Any:
         """What its maintenance does."""
-        return self.part("maintenance", "Rounds")(self.app, membership)
+        return self.part("worker.maintenance", "Rounds")(self.app, membership)
 
 
 def mass_death(package: Package, dead: int, connected: bool) -> float:
@@ -101,10 +101,10 @@ def start(package: Package, owners: int, per_host: int) -> float:
         bench.owner(elsewhere(host, number + 1))
     with package.member() as membership:
         rounds = package.rounds(membership)
-        client.set(bench.keys.lock("all"), 1)  # somebody else's pass over all owners is on
+        client.set(bench.keys.lock("all"), 1)  # another worker's pass over all owners is on
         client.set(bench.keys.lock("full"), 1)
         before = sent(client)
-        package.part("worker", "_first_pass")(package.app, membership)
+        package.part("worker.steps", "_first_pass")(package.app, membership)
         rounds.go(time.monotonic())
         return (sent(client) - before) / 1000
 
@@ -146,7 +146,9 @@ def tombstones(package: Package, count: int) -> float:
     for facts in gone:
         score = bench.registry.owners()[facts.owner]
         assert bench.registry.mark(facts, score, 3600, "gone")
-    reaper = package.part("reaper", "Reaper")(client, package.part("config", "Config")())
+    config = package.part("model.config", "Config")()
+    database = package.part("store.database", "Database")(client, config)
+    reaper = package.part("reaper.reaper", "Reaper")(database)
     reaper.reap()
     began = time.perf_counter()
     report = reaper.reap()

@@ -53,11 +53,15 @@ class Keyspace(Structure):
             for key, kind, _, queue_list in parsed
             if kind in JOBS and not (kind == "private:" and queue_list)  # no HASH of claims
         ]
-        sizes = self._at_once((JOBS[kind], key) for kind, key in holding)
+        sizes = self._at_once(((JOBS[kind], key) for kind, key in holding), errors=True)
         jobs: Counter[str] = Counter()
+        others = sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
         for (kind, _), size in zip(holding, sizes, strict=True):
-            jobs[kind] += size if isinstance(size, int) else len(claims_of(size))
-        return jobs, sum(kind not in JOBS.keys() | DEAD for _, kind, *_ in parsed)
+            if isinstance(size, Exception):  # a key of another type, written by hand: no jobs
+                others += 1
+            else:
+                jobs[kind] += size if isinstance(size, int) else len(claims_of(size))
+        return jobs, others
 
     def _look(self, pattern: str) -> Iterator[bytes]:
         cursor = 0

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from redis import VERSION, Redis
@@ -29,7 +29,9 @@ from ...model.log_text import one_line_each
 from .slots import NO_TAG, TAGGED
 
 logger = one_line_each(logging.getLogger(__name__))
-warn_once = cache(logger.warning)
+#: Logs a warning once. Texts may name owners, of which new ones come as long as the process lives:
+#: it remembers the last 1,000, about 300 kB.
+warn_once = lru_cache(maxsize=1000)(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Redis 6.2
 

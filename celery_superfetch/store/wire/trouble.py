@@ -25,6 +25,8 @@ ADVICE_BY_TEXT = {
     "misconf": "the server refuses writes, since it could not save its data: see its log and disk",
     "db index": "the server has no such database: let the URL end in /0",
     "noperm": "the user lacks a permission: `superfetch doctor` names each that is missing",
+    "wrongtype": "another program wrote to a key of celery_superfetch, or to one that is named "
+    "like a queue: find it by `redis-cli --scan` and TYPE, and RENAME it",
     "name or service not known": "the host name cannot be resolved: see the URL and the DNS",
     "refused": "nothing listens at that address: start the server, or see the port in the URL",
     "certificate": "the server's TLS certificate is not trusted: see ssl_ca_certs",

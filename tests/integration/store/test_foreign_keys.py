@@ -14,6 +14,7 @@ import redis
 
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.store.history import History
+from celery_superfetch.store.keyspace import Keyspace
 from celery_superfetch.store.queues import Queues, Suspects
 from celery_superfetch.store.runs import Runs
 from celery_superfetch.store.wire import scripts
@@ -164,3 +165,21 @@ def test_control_scripts_that_trust_the_type_of_a_note_end_there(trusting, bench
     client.rpush(key, "an item")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         act(bench)
+
+
+#: A key of each kind that holds jobs; none of them is a text.
+HOLDS_JOBS = ["private:vm|1|aa", "landing:vm|1|aa:mail", "parked:mail", "probation:mail"]
+
+
+def test_a_key_of_another_type_at_a_place_of_jobs_is_counted_as_one_without_jobs(bench, client):
+    """It ended `superfetch drain` after everything else was moved."""
+    owner = bench.owner()
+    bench.give(owner.owner, "mail", [ONE])
+    before, others = Keyspace(bench.database).left()
+    for name in HOLDS_JOBS:
+        client.set(f"superfetch:{name}", "a text")
+
+    jobs, more = Keyspace(bench.database).left()
+
+    assert (jobs, more) == (before, others + len(HOLDS_JOBS))
+    assert before["private:"] == 1

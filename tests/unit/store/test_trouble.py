@@ -34,6 +34,10 @@ CASES = {
         exceptions.ConnectionError,
         "cannot be resolved",
     ),
+    "WRONGTYPE Operation against a key holding the wrong kind of value": (
+        exceptions.ResponseError,
+        "another program wrote to a key",
+    ),
     "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
     "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "loads its data"),
 }
