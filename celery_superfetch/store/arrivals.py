@@ -1,6 +1,14 @@
-"""Key tracking: the server reports changes of the queue lists that have no blocking read (CLIENT
-TRACKING), so that a worker of many queues learns of a job there. ``transport/fetch/reads.py`` uses
-it from the event loop. It moves no job: if the process dies, only its two connections end."""
+"""Key tracking (CLIENT TRACKING): the server reports which queue lists have changed.
+
+A worker of many queues has no blocking read for each. It waits for these reports on the lists that
+have none.
+
+``transport/fetch/reads.py`` calls this in the thread of the worker's event loop: ``track`` when the
+queues are empty, ``changed`` when the server has sent reports, ``has_jobs`` when it has replied.
+
+If the process dies, the server closes the two connections and stops the tracking. No key was
+written and no job was moved, so nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +19,24 @@ from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.connections import Params
 
-LOOK_ANEW = 20.0  # seconds for which a list is known to be empty: a message may be lost
+#: Seconds after which the server is asked about all lists again: a report may have been lost.
+LOOK_ANEW = 20.0
 
 
 class Arrivals(Structure):
-    """Two connections of one worker: one asks which queue lists exist, the other receives the
-    server's messages that they changed. RESP2 needs two."""
+    """Key tracking of one worker, by two connections: ``looker`` asks which queue lists exist,
+    ``hearer`` receives the server's reports. RESP2 needs two, since a connection that has
+    subscribed can send no other command."""
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)
         params = {**params, "protocol": 2}
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
-        self.empty: set[str] = set()  # a message comes when they change
-        self._asked: set[str] = set()  # answer to come; not changed since
-        self.anew_at = 0.0  # at all of them (monotonic s)
+        #: Lists that did not exist when the server was asked. It reports their next change.
+        self.empty: set[str] = set()
+        #: Lists of the question whose reply is not read yet, without those that changed meanwhile.
+        self._asked: set[str] = set()
+        self.anew_at = 0.0  # when the server is asked about all lists again (monotonic, s)
         try:
             self.fds = self.hearer.connect(), self.looker.connect()
             number = self.hearer.ask("CLIENT", "ID")
@@ -36,13 +48,14 @@ class Arrivals(Structure):
 
     def track(self, lists: Collection[str]) -> None:
         """Ask, without waiting, whether any of these lists has a job; the server then reports the
-        next change of each."""
+        next change of each. Do nothing while the reply to the last question is not read yet."""
         if self.looker.waits_since:
             return
         if monotonic() >= self.anew_at:
             self.anew_at = monotonic() + LOOK_ANEW
             self.empty.clear()
-            self.hearer.send("PING")  # a firewall forgets a connection that is silent
+            # A firewall forgets an idle connection. ``changed`` skips the reply.
+            self.hearer.send("PING")
         if new := [name for name in lists if name not in self.empty]:
             self._asked = set(new)
             self.looker.send("EXISTS", *map(self.keys.queue, new))
@@ -53,7 +66,7 @@ class Arrivals(Structure):
 
     def has_jobs(self) -> bool:
         """Read the reply to the question of ``track``; return whether any of its lists has a
-        job."""
+        job. The reply does not say which one: the next claim finds it."""
         has_jobs = bool(self.looker.read())
         if not has_jobs:
             self.empty |= self._asked
@@ -61,17 +74,17 @@ class Arrivals(Structure):
         return has_jobs
 
     def changed(self) -> set[str]:
-        """Read the server's messages; return the queue lists that have changed."""
+        """Read the server's reports; return the queue lists that have changed."""
         changed: set[str] = set()
         while True:
             kind, *rest = self.hearer.read()
             if kind == b"message":
-                if rest[1] is None:  # the whole database did
+                if rest[1] is None:  # the database was flushed: all lists have changed
                     changed |= self.empty | self._asked
                 else:
                     names = (key.decode(errors="replace") for key in rest[1])
                     changed.update(name[len(self.keys.prefix) :] for name in names)
-            # The socket would not show again what came with it.
+            # If a report stayed in the client's buffer, the event loop would not call again for it.
             if not self.hearer.can_read():
                 self.empty -= changed
                 self._asked -= changed

@@ -1,7 +1,17 @@
-"""Strike counters: the history of each job that was recovered, and the scripts that recover or
-dead-letter a job by it. The reaper calls them for a dead owner's jobs, and an owner for jobs whose
-pool process was lost. Each script is atomic: if the process dies between two calls, the remaining
-jobs are still in the private list, and the next pass finds them there."""
+"""Strike counters: reads the history of jobs, and carries out decisions to recover or dead-letter.
+
+A job's history is a hash in Redis: how often the job was recovered, with how many strikes. The file
+decides nothing.
+
+``carry_out`` has two callers. The reaper calls it for the jobs of a dead owner: in a worker's
+maintenance thread, in the task that beat sends, or in `superfetch reap`. A live owner's settlement
+calls it, in the worker's main process, for a job whose pool process died and for a job that it
+dead-letters. The console reads histories (``counters``, ``stopped``).
+
+Each script is atomic: a dead-lettered job leaves the private list, enters the dead set and has its
+notice on its queue at the same moment. If the process dies between two scripts, the jobs of the
+second are still in the private list of their owner, and the next pass of any reaper finds them.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +27,37 @@ from .database import Database, Structure
 from .dead_set import DeadSet
 from .wire.scripts import Call
 
-#: Makes the notice of a killed job: the message for its queue list; empty where none can be made.
+#: Makes the notice of a dead-lettered job: the message that runs the task which tells the job's
+#: caller. The argument is the queue list to which the message will be pushed; the script writes the
+#: job's id into it. An empty result: no message could be made.
 Notice = Callable[[str], bytes]
 
 
 class Outcome(NamedTuple):
-    """What became of one decision."""
+    """The outcome of one decision."""
 
     recovery: Recovery
-    #: ``ok``; ``unmarked``, ``moved`` or ``recounted`` where nothing was done, since the owner or
-    #: the job's history had changed after the decision; or an error.
+    #: ``ok``; or an error; or why the script did nothing: ``unmarked`` (the owner is not marked
+    #: reaped), ``moved`` (the job has left the private list), ``recounted`` (the job's history has
+    #: changed since the decision).
     answer: bytes | Exception
-    dead_id: bytes = b""  # its id in the dead set, if it was killed
-    notice: bytes | None = None  # what tells its caller then; None: nothing does
+    dead_id: bytes = b""  # the job's id in the dead set, if it was dead-lettered
+    #: The notice of a dead-lettered job; empty: none could be made, or the job is a notice itself;
+    #: None: none was asked for, or the message is unreadable.
+    notice: bytes | None = None
 
 
 def _made(notice: Notice | None, recovery: Recovery) -> bytes | None:
     """Return the notice of a job that is to be dead-lettered, as in ``Outcome``."""
     if notice is None or not recovery.parsed:
         return None
-    # What killed one notice may kill that of its death, and so on without end.
+    # If a notice that crashes its process got a notice of its own, that one could crash as well,
+    # and so on without end.
     return b"" if recovery.task == ANNOUNCE_TASK else notice(recovery.job.queue_list)
 
 
 def _read(raw: bytes) -> dict[str, str]:
-    """Read the record of a stopped job; empty where it is none."""
+    """Read a member of ``superfetch:stopped``; return an empty dict if it is malformed."""
     try:
         row = json.loads(raw)
         return {name: str(row[name]) for name in ("digest", "task", "id", "queue_list")}
@@ -50,14 +66,15 @@ def _read(raw: bytes) -> dict[str, str]:
 
 
 class StrikeCounters(Structure):
-    """Strikes and recoveries of jobs (``superfetch:recoveries:<digest>``), and their recovery."""
+    """Histories of jobs (``superfetch:recoveries:<digest>``), and the scripts that recover and
+    dead-letter by them."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.dead_set = DeadSet(database)
 
     def counters(self, digests: Sequence[str]) -> list[Counters]:
-        """Return the history of each job by its digest; zeros where it has none."""
+        """Return the history of each job, by its digest; zeros if a job has none."""
         names = [self.keys.recoveries(digest) for digest in digests]
         counts = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
         fields = (*counts, "first_claim")
@@ -65,15 +82,15 @@ class StrikeCounters(Structure):
         return [Counters.read(**dict(zip(fields, row, strict=True))) for row in rows]
 
     def stopped(self) -> list[dict[str, Any]]:
-        """Return the unsettled jobs that stops cut short again and again, the worst first: digest,
-        task, id, queue_list and stops of each."""
+        """Return the jobs whose runs were cut short again and again by workers that were stopping,
+        the job with the most stops first: digest, task, id, queue_list and stops of each."""
         rows = [_read(raw) for raw in self.client.zrange(self.keys.stopped, 0, -1)]
         by_digest = {row["digest"]: row for row in rows if row}
         known = self.counters([*by_digest]) if by_digest else []
         jobs = [
             {**row, "stops": counters.stops}
             for row, counters in zip(by_digest.values(), known, strict=True)
-            if counters.stops >= STOPS_NAMED  # else it was settled since
+            if counters.stops >= STOPS_NAMED  # fewer: its history was deleted, since it has ended
         ]
         return sorted(jobs, key=lambda job: -job["stops"])
 
@@ -85,9 +102,15 @@ class StrikeCounters(Structure):
         marked: bool,
         notice: Notice | None = None,
     ) -> list[Outcome]:
-        """Recover or dead-letter each job as decided, in one round trip; a script refuses a
-        decision whose history has changed since. ``notice`` makes the notice of a dead-lettered
-        job; the other arguments are those of ``recover``."""
+        """Recover or dead-letter each job as decided, in one round trip. A script refuses a
+        decision if the job's history has changed since.
+
+        Arguments:
+            decided: jobs of one owner, queue list and reason, the newest claim first.
+            expires: ms of the queue's x-expires (0: none).
+            marked: whether the owner must be marked reaped; False: a live owner calls.
+            notice: makes the notice of each dead-lettered job; None: no caller is told.
+        """
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         spared = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
         notices = [_made(notice, recovery) for recovery in killed]
@@ -96,7 +119,7 @@ class StrikeCounters(Structure):
             for recovery, message in zip(killed, notices, strict=True)
         ]
         if spared:
-            # One script for all, so that a waiting consumer finds the oldest in front.
+            # All in one script: if each job moved alone, a waiting consumer would get the newest.
             calls.append(self.recover(spared, expires, marked=marked))
         replies = self.scripts.run_all(calls, errors=True)
         if spared:
@@ -111,9 +134,8 @@ class StrikeCounters(Structure):
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:
-        """The call that counts jobs of one owner, queue list and reason, the newest claim first,
-        and gives each back, to its queue's front or on probation. ``expires``: ms of its x-expires
-        (0: none); ``marked``: the owner must be marked reaped (False: it asks for itself)."""
+        """Return the call that counts the recovery of each job and returns the job to the front of
+        its queue, or puts it on probation. Arguments as for ``carry_out``."""
         keys, first, window = self.keys, recoveries[0], int(self.config.strike_window)
         owner, queue_list = first.job.owner, first.job.queue_list
         names = [keys.facts(owner), keys.private(owner), keys.queue(queue_list), keys.recovered]

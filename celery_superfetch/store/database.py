@@ -1,6 +1,14 @@
-"""The broker's database as one value (client, options, key names, scripts), the locks that
-processes share there, and the base of each structure class of this package. A lock expires by
-itself: if its holder dies, the next process gets it then."""
+"""``Database``: the client, the options, the key names and the Lua scripts of one Redis database,
+and the locks there. ``Structure``: the base of each class of ``store/``.
+
+Every process of the package makes a ``Database``: workers, publishers, beat, the console. Most code
+reaches Redis by a subclass of ``Structure``. The locks (``take_turn``) are taken by reapers, so
+that one worker of many makes a pass; by beat's task; by workers at a revoke; and by the task that
+announces dead jobs. ``console/permissions.py`` calls ``refusals``.
+
+A lock is a key with a TTL: if its holder dies, the next process gets it when the key has expired.
+If a process dies while it sends several commands, the server may have executed only the first few.
+"""
 
 from __future__ import annotations
 
@@ -19,31 +27,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NAME_MAX_CHARS = 200  # of a task that has counters of its own
+NAME_MAX_CHARS = 200  # a task with a longer name has no counters of its own
 
 
 class Database:
-    """A client (a plain one, not kombu's prefixing one) with the options of the app that uses
-    it."""
+    """A client with the options of one app. The client is a plain one, not kombu's, which adds the
+    prefix to keys itself."""
 
     def __init__(self, client: Redis, config: Config) -> None:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
-        #: Whether the app that uses it has a task of this name; without an app it has none.
+        #: Whether the app has a task of this name. ``app/broker.py`` and the owner set it; without
+        #: an app no task is registered.
         self.is_registered: Callable[[str], bool] = lambda task: False
 
     @lazy_property
     def scripts(self) -> Scripts:
-        """The package's Lua scripts, loaded at first use: a process that only publishes needs
-        none."""
+        """The package's Lua scripts, read from their files at the first access: a process that only
+        publishes needs none."""
         from .wire.scripts import Scripts
 
         return Scripts(self.client, self.keys.never)
 
     def counted_as(self, task: str | None) -> str:
-        """Return a task's name, for counters; empty if the app does not have it. Producers name
-        tasks as they like, and each name is a row that stays for a week."""
+        """Return the task name under which a job is counted for metrics: the task's own; empty if
+        the app has no such task. A producer can send any name, and each would be a row of
+        ``superfetch:stats`` that stays for a week."""
         return task if task and len(task) <= NAME_MAX_CHARS and self.is_registered(task) else ""
 
     def server_time(self) -> int:
@@ -54,29 +64,33 @@ class Database:
     def refusals(
         self, lines: Iterable[str], queue_lists: Iterable[str]
     ) -> list[tuple[str, str, Exception]] | None:
-        """Return which commands, and which queue lists, the server refuses (``wire/refusals``)."""
+        """Return which commands (``lines``, such as "LLEN K"), and which queue lists, the server
+        refuses to this user (``wire/refusals.py``); None if the server does not say."""
         from .wire.refusals import refusals
 
         return refusals(self.client, self.keys.never, lines, map(self.keys.queue, queue_lists))
 
     def take_turn(self, scope: str, seconds: float) -> bool:
-        """Take the lock of a scope for so many seconds; return whether it was free."""
+        """Take the lock of a scope (a name), for so many seconds at most; return whether it was
+        free. The key's value is that time, in ms. The lock does not say who holds it: if work lasts
+        for longer, another process takes the lock, and ``end_turn`` then releases that one's. Work
+        under a lock has to be correct without it."""
         ms = max(1, int(seconds * 1000))
         return bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
 
     def lasts(self, scope: str) -> float:
-        """Return for how many seconds the lock of a scope has been held; 0 if it is free."""
+        """Return for how many seconds the lock of a scope has been held so far; 0 if it is free."""
         lock = self.keys.lock(scope)
-        length, left = self.client.get(lock), self.client.pttl(lock)
-        return (whole(length) - left) / 1000 if length and left > 0 else 0.0
+        length_ms, left_ms = self.client.get(lock), self.client.pttl(lock)
+        return (whole(length_ms) - left_ms) / 1000 if length_ms and left_ms > 0 else 0.0
 
     def end_turn(self, scope: str, after: float = 0.0) -> None:
-        """Release the lock of a scope, now or after so many seconds."""
+        """Release the lock of a scope, now or ``after`` so many seconds."""
         self.client.pexpire(self.keys.lock(scope), int(after * 1000))
 
 
 def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """Yield the items, so many at a time."""
+    """Yield the items in slices of ``most`` at most."""
     return (items[at : at + most] for at in range(0, len(items), most))
 
 
@@ -85,7 +99,7 @@ class Structure:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.client: Any = database.client  # to redis-py any reply may be one to await
+        self.client: Any = database.client  # redis-py's types say that any reply may be awaitable
         self.config = database.config
         self.keys = database.keys
         self.scripts = database.scripts
@@ -93,7 +107,7 @@ class Structure:
     def _at_once(self, commands: Iterable[Sequence[Any]], *, errors: bool = False) -> list[Any]:
         """Send commands in one round trip, not as a transaction; return their replies. With
         ``errors`` an error is a reply, otherwise the first one is raised. If the process dies while
-        it sends, the server may have executed only the first of them."""
+        it sends, the server may have executed only the first few."""
         with self.client.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)

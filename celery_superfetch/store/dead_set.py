@@ -1,7 +1,15 @@
-"""The dead set: dead-lettered jobs, whole, for a person to inspect and retry. The reaper and owners
-put jobs in (``kill``, sent by ``counters.py``), passes trim it, ``app/dead_set.py`` and the console
-read, retry and delete. Each move is one script: if the process dies between two batches, the jobs
-of the later ones are untouched."""
+"""The dead set: dead-lettered jobs, with their messages, for a person to inspect, retry or delete.
+
+Reapers and owners dead-letter jobs: ``kill``, a call that ``counters.py`` sends. A reaper's pass
+calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and users' own code,
+finds, retries and deletes. The task that announces a dead job to its caller uses ``awaits`` and
+``announced``, in a worker's pool process. The console's status reads counts and samples.
+
+Each job is moved by one script: if the process dies, it is wholly in one place. Of several batches
+the later ones are untouched. A retry that was under way leaves its lock for a minute, and the job
+in the dead set or on its queue. If a process dies after it has told a caller and before
+``announced``, the caller is told again.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +33,17 @@ from .wire.scripts import Call
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: Jobs that one kill drops at most, to make room for a large record: beyond that the next one does.
+#: Jobs that one kill drops at most, to make room for a large record. If more have to go, the next
+#: kill or pass drops them.
 DROPS_MOST = 1000
-SAMPLED, SAMPLE_BYTES = 20, 256 * 1024  # newest jobs under a cap that a finding looks at
+SAMPLED, SAMPLE_BYTES = 20, 256 * 1024  # jobs, and bytes of them, that ``sample`` reads
 BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
-ROOM = 4 * 1024 * 1024  # bytes of records that are enough for one reply: a killer may be large
+ROOM = 4 * 1024 * 1024  # bytes of records that are enough for one reply: one may be very large
 IDS = 500  # ids read in one command: they are short
-UUID_BEGIN = 8  # characters of a UUID before its first hyphen, which no digest has
+UUID_BEGIN = 8  # characters of a UUID before its first hyphen. A digest has no hyphen.
 SHOWN = 10  # candidates that an error names
-#: ms after which a retry is given up for dead: it forgets a batch's results, which may be slow.
+#: ms after which the lock of a retry expires. A retry first deletes the old results of its jobs
+#: from Celery's result backend, and that may be slow.
 RETRY_LOCK = 60_000
 
 
@@ -42,15 +52,16 @@ class Kept(NamedTuple):
 
     cap: Cap
     jobs: int
-    bytes: int  # of their records, since the cap was last empty
+    bytes: int  # of their records; a sum that scripts keep, corrected when the cap is empty
 
 
 class Trimmed(NamedTuple):
-    """What a pass dropped from under one cap."""
+    """How many jobs a pass dropped from under one cap."""
 
     cap: Cap
     old: int  # older than `dead_ttl`
-    surplus: int  # too many, or too many bytes; with those that kills have dropped
+    #: Too many, or of too many bytes; includes those that kills have dropped since the last pass.
+    surplus: int
 
 
 class DeadSet(Structure):
@@ -93,7 +104,8 @@ class DeadSet(Structure):
             BadFilter: a condition is empty, or no job could meet them all.
         """
         if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
-            # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
+            # By negative ranks: with ``desc`` redis-py would send ZREVRANGE, and users' ACLs would
+            # have to allow one more command.
             at, end = -first - count, -first - 1
             return self._load(self.client.zrange(self.keys.dead, at, end, withscores=True)[::-1])
         return list(islice(self.find(**conditions), first, first + count))
@@ -101,7 +113,8 @@ class DeadSet(Structure):
     def find(
         self, *, oldest_first: bool = False, **conditions: Unpack[Conditions]
     ) -> Iterator[DeadJob]:
-        """Yield all jobs that meet the conditions now; others may move or delete some meanwhile.
+        """Yield all jobs that meet the conditions now. A job that another process retries or
+        deletes meanwhile may be left out.
 
         Arguments:
             oldest_first: those first that died first.
@@ -128,7 +141,7 @@ class DeadSet(Structure):
         matches = [job] if job else []
         if not matches and id and not FULL_ID.fullmatch(id):
             matches = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
-            # In as few characters a digest and a UUID may begin alike.
+            # So few characters may begin both the id of one job and the task id of another.
             if not matches or len(id) <= UUID_BEGIN:
                 named = [job for job in self if (job.task_id or "").startswith(id)]
                 same = [job for job in named if job.task_id == id]
@@ -159,8 +172,9 @@ class DeadSet(Structure):
         return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
 
     def awaits(self, job: DeadJob, notice: str) -> bool:
-        """Return whether the caller of a job waits for this notice (Celery's id of it). Anybody who
-        may publish can send another, and that must not announce the job, or once more."""
+        """Return whether the caller of a job still has to be told, by the notice with this Celery
+        id. Any producer can send a forged notice: it must neither announce the job nor announce it
+        a second time. A record without the id of its notice accepts each notice, once."""
         if job.notice and job.notice != notice:
             return False
         return bool(self.client.sismember(self.keys.unannounced, job.id))
@@ -181,15 +195,16 @@ class DeadSet(Structure):
         return self._delete([id for id, _ in self._rows()])
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
-        """Lock jobs for a retry, for a minute at most; return of each whether this call has the
-        lock. Without it, a second caller that forgets the job's result late would forget the result
-        of its next run. If the process dies, the locks expire."""
+        """Lock jobs for a retry, for a minute at most; return for each whether this call has the
+        lock. A retry deletes the job's old result. If a second retry of the same job did so late,
+        it would delete the result of the run that the first one has caused. If the process dies,
+        the locks expire."""
         locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
         calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
 
     def release(self, jobs: Sequence[DeadJob]) -> None:
-        """Release the locks of ``reserve``."""
+        """Release the locks of ``reserve``; ``put_back`` releases them itself."""
         if jobs:
             self.client.delete(*(self.keys.lock(f"retry:{job.id}") for job in jobs))
 
@@ -202,7 +217,8 @@ class DeadSet(Structure):
     def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """Return the call that moves one job back to a queue list."""
         keys, window = self.keys, int(self.config.strike_window)
-        # The strikes that a payload carries do not count for so many seconds.
+        # A message that a job sent again has its earlier strikes in its headers. A retry starts
+        # from zero: the script notes that these do not count, for so many seconds.
         forgiven = window if parse(job.payload).carried.strikes else 0
         names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
@@ -212,8 +228,16 @@ class DeadSet(Structure):
     def kill(
         self, recovery: Recovery, expires: int = 0, *, marked: bool, notice: bytes | None = None
     ) -> Call:
-        """Return the call that moves a job from its private list to the dead set, and puts its
-        ``notice`` on its queue (None: no notice); ``expires`` and ``marked`` as for ``recover``."""
+        """Return the call that moves a job from its owner's private list to the dead set, and
+        pushes its notice.
+
+        Arguments:
+            recovery: the job, and the counters that the decision saw.
+            expires: ms of the queue's x-expires (0: none).
+            marked: whether the owner must be marked reaped; False: a live owner calls.
+            notice: the message that tells the job's caller; empty: none could be made, and the job
+                counts as not announced; None: the caller is not told.
+        """
         keys, job, cap = self.keys, recovery.job, cap_of(recovery, self.keys, self.config)
         names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
         names += [keys.facts(job.owner), keys.private(job.owner)]
@@ -229,8 +253,9 @@ class DeadSet(Structure):
         return Call("kill", names, args)
 
     def trim(self) -> list[Trimmed]:
-        """Drop some of this app's jobs and of junk, as the caps say; return what went from under
-        each. The jobs of another app are left to its own passes, by its own options."""
+        """Drop jobs that are too old, or too many for their cap; return the numbers for each cap of
+        this app, and for that of junk. The passes of another app trim its own jobs, by its own
+        options."""
         caps = Caps.of(self.keys, self.config)
         names = [*self._names, self.keys.dead_dropped(self.config.app_name)]
         args = [int(self.config.dead_ttl * 1000), BATCH]
@@ -240,8 +265,8 @@ class DeadSet(Structure):
         return [Trimmed(cap, *counts) for cap, counts in zip(caps, chunks(counts, 2), strict=True)]
 
     def kept(self) -> list[Kept]:
-        """Return what is kept under each cap of this app, and under that of junk. A reader without
-        an app (a probe) sees the fullest cap of each kind."""
+        """Return what is kept under each cap of this app, and under that of junk. Without an app
+        (a command that was given a URL alone) it is the fullest cap of each kind."""
         caps = Caps.of(self.keys, self.config)
         if not self.config.app_name:
             caps = caps._replace(
@@ -263,7 +288,7 @@ class DeadSet(Structure):
         return cap._replace(key=max(fitting)[1].decode(errors="replace")) if fitting else cap
 
     def sample(self, cap: Cap) -> list[DeadJob]:
-        """Return some of the newest jobs under a cap, as many as are read by one short script."""
+        """Return some of the newest jobs under a cap, as many as one short script reads."""
         rows = self.client.zrange(cap.key, -SAMPLED, -1, withscores=True)[::-1]
         return self._read(rows, SAMPLE_BYTES)[0] if rows else []
 
@@ -273,8 +298,8 @@ class DeadSet(Structure):
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
         """Return ids and times of death of all jobs, or of those of the right age, newest first."""
-        # By ZSCAN: what is there from its begin to its end is found, whatever others move
-        # meanwhile. By rank, each job that leaves would hide another.
+        # By ZSCAN: it finds each job that stays. If pages were read by rank, and a job left
+        # meanwhile, the ranks would shift, and the next page would skip a job.
         least, most = (which or DeadFilter()).window(self.database.server_time())
         entries = self.client.zscan_iter(self.keys.dead, count=IDS)
         rows = {id: score for id, score in entries if least <= score <= most}
@@ -291,9 +316,9 @@ class DeadSet(Structure):
     def _read(
         self, rows: Sequence[tuple[bytes, float]], most_bytes: int
     ) -> tuple[list[DeadJob], int]:
-        """Read the first of some jobs in one script, until they have so many bytes; return of how
-        many rows that speaks, since some may be there no longer."""
-        ids = [id for id, _ in rows[: BATCH // 2]]  # the script is told the key of each
+        """Read the first few jobs by one script, until they have ``most_bytes``. Return those that
+        are still there, and the number of rows that were read: at least one."""
+        ids = [id for id, _ in rows[: BATCH // 2]]  # half: the script gets a key and an id for each
         keys = [self.keys.dead_jobs] * len(ids)
         records = self.scripts.run("payloads", keys, [most_bytes, *ids])
         jobs = [
@@ -306,5 +331,5 @@ class DeadSet(Structure):
     @property
     def _names(self) -> list[str]:
         keys = self.keys
-        of_each = [keys.dead_caps, keys.unannounced, keys.dead_bytes]
-        return [keys.dead, keys.dead_jobs, *of_each, keys.stats]
+        notes_on_jobs = [keys.dead_caps, keys.unannounced, keys.dead_bytes]
+        return [keys.dead, keys.dead_jobs, *notes_on_jobs, keys.stats]

@@ -1,6 +1,14 @@
-"""Events that were counted or noted: counters, owners' latest deaths, the last pass, beat's ticks.
-Passes, owners and beat write here; ``inspector.py`` reads it for ``status`` and metrics. No job
-depends on it: if the process dies before a write, a count or a row is missing."""
+"""Statistics for `status` and metrics: event counters, the latest deaths of owners, the summary of
+the last reaper's pass, the last tick of each app's beat.
+
+Reapers write deaths (``died``) and summaries (``passed``), in a worker's maintenance thread, in the
+task that beat sends, or in a command. An owner counts jobs that it lost (``lost``,
+``lost_by_server``, ``lost_data``), in its worker. Beat's process writes its tick. Most counters are
+written by the Lua scripts that move jobs. The console reads all of it through ``inspector.py``.
+
+No job depends on it: if the process dies before or within a write, a count or a row is missing. A
+key that got no expiry then gets one at the next write.
+"""
 
 from __future__ import annotations
 
@@ -17,28 +25,29 @@ from ..model.process import ProcessImage
 from ..model.records import parsed_json, real, text_of, whole
 from .database import Structure
 
-#: Days and number of deaths that are remembered.
-DAYS = 7
-MOST = 1000
+DAYS = 7  # for which a death is remembered
+MOST = 1000  # deaths that are remembered
 
-#: Seconds without a loss of the server's after which later losses are another event.
+#: The server may lose jobs, if it restarts without its latest data, say. Losses with less than so
+#: many seconds between them count as one event.
 LOSS_PAUSE_S = 3600
 
-DATA_LOSS = "data lost\tat"  # field of ``superfetch:stats``
+DATA_LOSS = "data lost\tat"  # field of ``superfetch:stats``: when ``lost_data`` was called last
 
-TAB = "\t"  # between the parts of a counter's name; a total has none
+TAB = "\t"  # between the parts of a counter's name; the name of a total has no TAB
 
-#: Upper bounds of what recoveries took (s), from the last heartbeat of a dead owner until its jobs
-#: were back. A death on one host is seen within seconds, one elsewhere by its connections, or after
-#: ``owner_ttl``.
+#: Upper bounds (s) of the histogram of recoveries: the time from the last heartbeat of a dead owner
+#: until its jobs were back. A peer on the owner's host sees its death within seconds. A peer on
+#: another host sees it when the server has no connection of it any more, or after ``owner_ttl``.
 BUCKETS = (*map(float, (1, 2, 5, 10, 15, 30, 60, 90, 120, 300, 900, 3600)), inf)
 
 
 class Times(NamedTuple):
-    """How long something took, as a histogram has it."""
+    """A histogram of durations."""
 
-    buckets: dict[float, int]  # upper bound (s; the last one is infinite) -> what took no longer
-    seconds: float  # all together
+    #: Upper bound (s; the last one is infinite) -> number of durations up to it (cumulative).
+    buckets: dict[float, int]
+    seconds: float  # the sum of all durations
 
     @classmethod
     def read(cls, bounds: Sequence[float], numbers: Mapping[str, int], seconds: float) -> Times:
@@ -47,11 +56,11 @@ class Times(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The latest event in which the server lost jobs: losses without an hour between them."""
+    """The latest event in which the server lost jobs."""
 
     jobs: int
-    since: int  # server ms of the first of them, as a worker found it; 0: there was none
-    last: int  # server ms of the last one; 0: there was none
+    since: int  # server ms at which a worker found the first loss; 0: there was none
+    last: int  # server ms at which a worker found the last loss; 0: there was none
 
 
 NO_LOSSES = Losses(0, 0, 0)
@@ -62,25 +71,28 @@ class Counts(NamedTuple):
 
     totals: dict[str, int]
     #: (event, queue list, task) -> jobs; the events are ``recovered``, ``killed``, ``requeued``,
-    #: ``ownership_lost`` and ``lost``.
-    #: What was one too many is under an empty task, and beyond that under an empty list.
+    #: ``ownership_lost`` and ``lost``. The number of rows is limited: beyond the limit jobs are
+    #: counted under an empty task, and beyond a second limit under an empty queue list as well.
     jobs: dict[tuple[str, str, str], int]
     passes: dict[str, int]  # ``number``, ``ms``, ``owners`` and ``errors`` of all passes
     recoveries: Times
     losses: Losses = NO_LOSSES
-    data_loss: int = 0  # server ms at which an owner last found itself forgotten; 0: none did
+    #: Server ms at which an owner last found that the server did not know it; 0: none has.
+    data_loss: int = 0
 
 
 class History(Structure):
-    """``superfetch:stats``, most of which scripts count, ``superfetch:deaths``, ``superfetch:pass``
-    and ``superfetch:beats``: for ``status`` and metrics."""
+    """The keys ``superfetch:stats``, ``superfetch:deaths``, ``superfetch:pass`` and
+    ``superfetch:beats``."""
 
     def lost(self, job: Job) -> None:
-        """Count a job whose owner lost it to another."""
+        """Count a job whose owner is alive and has lost its ownership: a reaper recovered it, say.
+        The job may run twice."""
         self._lost("ownership_lost", [job])
 
     def lost_by_server(self, jobs: Sequence[Job]) -> None:
-        """Count jobs that the server lost before they had run, and note that it is now."""
+        """Count jobs that are gone from the server before they had run. The script notes the time
+        of the first and of the last loss of this event (``Losses``)."""
         self._lost("lost", jobs)
 
     def _lost(self, event: str, jobs: Sequence[Job]) -> None:
@@ -90,17 +102,21 @@ class History(Structure):
         self.scripts.run("lost", [self.keys.stats, self.keys.stats_rows], args)
 
     def lost_data(self) -> None:
-        """Record that the server no longer knew an owner that lives, and that it is now."""
+        """Record the time at which the server did not know a live owner any more: other data may
+        be gone as well."""
         self.client.hset(self.keys.stats, DATA_LOSS, self.database.server_time())
 
     def died(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
-        """Record the owners that a pass found dead, each with the moment (``monotonic``) at which
-        its jobs were back; remove deaths that are too old, or too many."""
-        now, since = self.database.server_time(), monotonic()
+        """Record the owners that a pass found dead; remove deaths that are too old, or too many.
+
+        Arguments:
+            deaths: the time (``monotonic``) at which an owner's jobs were back, and its row.
+        """
+        now, monotonic_now = self.database.server_time(), monotonic()
         key = self.keys.deaths
         with self.client.pipeline(transaction=False) as pipe:
             for done, death in deaths:
-                at = now - int((since - done) * 1000)  # not before it was heard last
+                at = now - int((monotonic_now - done) * 1000)
                 pipe.zadd(key, {json.dumps({"at": at, **death}): at})
                 if death.get("recovered", 0) + death.get("killed", 0):
                     for field, growth in noted_recovery(max(0, at - death["heard"])):
@@ -112,12 +128,13 @@ class History(Structure):
 
     def deaths(self, most: int = MOST) -> list[dict[str, Any]]:
         """Return the latest deaths of owners, the newest first."""
-        # From the other end: redis-py's ``desc`` would be ZREVRANGE, one more to be allowed.
+        # By negative ranks: with ``desc`` redis-py would send ZREVRANGE, and users' ACLs would have
+        # to allow one more command.
         rows = self.client.zrange(self.keys.deaths, -most, -1)[::-1]
         return [death for row in rows if (death := _death(parsed_json(row, dict[str, Any]())))]
 
     def passed(self, summary: Mapping[str, Any]) -> None:
-        """Record a pass as the last one, with the ``summary`` of it, and count it."""
+        """Record a reaper's pass as the last one, with its ``summary``, and count it."""
         fields = [part for pair in summary.items() for part in pair]
         names = [self.keys.last_pass, self.keys.stats, self.keys.stats_rows]
         self.scripts.run("passed", names, [DAYS * 86_400_000, *fields])
@@ -129,15 +146,16 @@ class History(Structure):
         return {name: value.decode(errors="replace") for name, value in texts}
 
     def tick(self, last: int) -> int:
-        """Record a tick of this app's beat, whose last one was at ``last`` (server ms; 0: there was
-        none); return the time of this one. A week after its last tick a beat is forgotten."""
+        """Record a tick of this app's beat: it is about to send the reap task. ``last``: server ms
+        of its tick before (0: there was none). Return the server ms of this one. A week after the
+        last tick of any app all are forgotten."""
         key, here, now = self.keys.beats, ProcessImage.current(), self.database.server_time()
         row = json.dumps([now, (now - last) / 1000 if last else 0.0, here.host, here.pid])
         self._at_once([("HSET", key, self.config.app_name, row), ("EXPIRE", key, DAYS * 86_400)])
         return now
 
     def beats(self) -> list[dict[str, Any]]:
-        """Return for each app the beat that ticked last, with the seconds between its last
+        """Return for each app the beat that ticked last, with the seconds between its last two
         ticks."""
         beats = []
         for app, row in sorted(self.client.hgetall(self.keys.beats).items()):
@@ -154,7 +172,7 @@ class History(Structure):
         return beats
 
     def counts(self) -> Counts:
-        """Return all counters: some thousands at most (``shared.lua``)."""
+        """Return all counters: some thousands at most, since ``shared.lua`` limits the rows."""
         fields = self.client.hgetall(self.keys.stats)
         rows = {
             tuple(k.decode(errors="replace").split(TAB, 2)): whole(v) for k, v in fields.items()
@@ -170,13 +188,13 @@ class History(Structure):
         )
 
 
-#: What a row of the history of deaths has, as text and as whole numbers.
+#: Fields of a row of the history of deaths: texts, and whole numbers.
 DEATH_TEXTS = "owner", "host", "app", "reason", "node", "state"
 DEATH_NUMBERS = "at", "pid", "recovered", "killed", "heard"
 
 
 def _death(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the history of deaths; empty where it does not say when that was."""
+    """Return a row of the history of deaths with all its fields; empty if it has no time."""
     if not whole(row.get("at")):
         return {}
     return {
@@ -186,7 +204,7 @@ def _death(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def noted_recovery(ms: int) -> Iterator[tuple[str, int]]:
-    """The counters of a recovery that took so long, and by how much they grow."""
+    """Yield the counters that a recovery of this length changes, and by how much each grows."""
     bound = next(bound for bound in BUCKETS if ms <= bound * 1000)
     yield f"recovery{TAB}{bound:g}", 1
     yield f"recovery{TAB}ms", ms

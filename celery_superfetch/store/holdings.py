@@ -1,6 +1,15 @@
-"""In-flight counts of owners, and the jobs in private lists, landing lists, the parked set and
-probation, a page at a time. Commands, metrics and the page read it, passes, and an owner that drops
-the queue lists it no longer uses; nothing here writes."""
+"""Reads how many jobs each owner has in flight, and the jobs themselves, some at a time.
+
+An owner's claimed jobs are in its private list. A job that a blocking read has moved and that is
+not claimed yet is in a landing list of the owner. Two kinds of jobs have no owner: a parked job
+waits for its ETA; a job on probation (it may have crashed its worker) waits until it can run alone.
+
+The console's commands, its web page and its metrics call it, each in their own process. A reaper
+counts with it what a reaped owner still has, `superfetch drain` what it will move. An owner calls
+it before it drops queue lists that it no longer uses.
+
+It writes nothing, so that a death of the process leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +25,20 @@ from .private_lists import PrivateLists
 
 CHUNK = 50  # owners of one script
 
-#: Claims and queue lists at which one script looks, but for those of its last owner: 2 ms of the
-#: server.
+#: Claims and queue lists after which one script begins with no other owner: they take the server
+#: some 2 ms.
 HOLDINGS_LOOKS = 1000
 
-#: Jobs of any size that are read at a time; places, jobs and bytes that are enough for one script.
-PAGE = 20
-BATCH = 200
-ROOM = 4 * 1024 * 1024
+PAGE = 20  # jobs that a script reads with one command: they may be large
+BATCH = 200  # places, and jobs, of one script
+ROOM = 4 * 1024 * 1024  # bytes of jobs after which a script reads no more
 
 RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked", "probation")
 
 
 class Place(NamedTuple):
-    """A place of jobs in one state. With an owner and no queue list it is the owner's private list,
-    which has the running jobs, too; with both it is a landing list."""
+    """A key with jobs. With an owner alone it is the owner's private list, whose jobs are running
+    or reserved, and ``state`` is RESERVED. With an owner and a queue list it is a landing list."""
 
     state: str
     owner: str = ""
@@ -52,7 +60,7 @@ class Holding:
 
     running: int = 0
     reserved: int = 0  # claimed, and not begun
-    #: Queue list -> how many from there are in its private list.
+    #: Queue list -> how many jobs from there are in the owner's private list and landing lists.
     lists: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -61,26 +69,26 @@ class Holding:
 
 
 class Holdings(Structure):
-    """Reader of what owners have in flight, and of jobs that wait elsewhere."""
+    """Reader of the jobs that owners have in flight, and of parked jobs and suspects."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.lists = PrivateLists(database)
 
     def of(self, owners: Sequence[str]) -> dict[str, Holding]:
-        """Return what each owner holds, by a script for each fifty of them, or fewer where these
-        have many queue lists."""
+        """Return owner -> how many jobs it has in flight. One script reads fifty owners, or fewer
+        if these have many queue lists, but one at least."""
         keys, holdings, at = self.keys, dict[str, Holding](), 0
         while at < len(owners):
             some = owners[at : at + CHUNK]
-            names = [(keys.private(holder), keys.landing(holder, "")) for holder in some]
+            names = [(keys.private(owner), keys.landing(owner, "")) for owner in some]
             args = [HOLDINGS_LOOKS, *chain(*names)]
             rows = self.scripts.run("holdings", [*map(keys.facts, some)], args)
             at += len(rows)
             for owner, (runs, *row) in zip(some, rows, strict=False):
                 lists = {name.decode(errors="replace"): size for name, size in chunks(row, 2)}
                 size = sum(row[1::2])
-                # A record without its claim is by somebody's hand.
+                # More running jobs than jobs: the data was changed by hand.
                 runs = min(runs, size)
                 holdings[owner] = Holding(runs, size - runs, lists)
         return holdings
@@ -118,7 +126,8 @@ class Holdings(Structure):
             args, page = [most, ROOM, PAGE, cursor], list[SeenJob]()
             for cursor, rows in self.scripts.run("pages", keys[at:], args):
                 page += [SeenJob(places[at], payload) for payload in rows]
-                at += cursor == b"0"
+                if cursor == b"0":  # the script has read this key to its end
+                    at += 1
             yield page
 
     def _key(self, place: Place) -> str:

@@ -1,5 +1,12 @@
-"""All keys of this package, found by SCAN. `superfetch reap --full` and `drain` look for unknown
-owners here, `drain` for jobs that are left, and the console for both; nothing here writes."""
+"""Finds keys by SCAN: of owners that are not in the registry, and of jobs that are left.
+
+Commands call it, in their own process, and no worker does: `superfetch reap --full` and
+`superfetch drain` look for unregistered owners (``owners``), `drain` counts what is left
+(``left``), and `superfetch doctor` looks for owners without a registration (``holders``) and for
+queues that no worker consumes (``bound``).
+
+It writes nothing, so that a death of the process leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +17,20 @@ from .database import Structure
 from .private_lists import claims_of
 
 SCAN_COUNT = 1000  # keys asked for in one command
-SCAN_STEPS = 100  # of a method that stops early
-#: Kinds of keys that hold jobs in flight, parked or on probation, with what counts these, and those
-#: of the dead set.
+SCAN_STEPS = 100  # commands after which ``holders`` and ``bound`` stop
+#: Kinds of keys that hold jobs in flight, parked jobs or suspects -> the command that counts these
+#: (of HKEYS, the claim ids among the fields).
 JOBS = {"private:": "HKEYS", "landing:": "LLEN", "parked:": "ZCARD", "probation:": "LLEN"}
-DEAD = {"dead", "dead:"}
+DEAD = {"dead", "dead:"}  # kinds of keys of the dead set
 
 
 class Keyspace(Structure):
-    """Each method walks through the whole database, and raises where SCAN is forbidden."""
+    """Finder of keys. ``owners`` and ``left`` walk through the whole database, ``holders`` and
+    ``bound`` through a hundred steps at most. All raise if the ACL forbids SCAN."""
 
     def owners(self) -> dict[str, set[str]]:
-        """Return each owner with an owner record or jobs in flight, registered or not -> the queue
-        lists of its landing lists."""
+        """Return the owners that have an owner record or jobs in flight, whether or not they are
+        listed in ``superfetch:owners``: owner -> the queue lists of its landing lists."""
         owners: dict[str, set[str]] = {}
         for kind, type in ("private:", "HASH"), ("landing:", "LIST"), ("owner:", "HASH"):
             for key in self._scan(kind, type):
@@ -31,13 +39,14 @@ class Keyspace(Structure):
         return owners
 
     def holders(self) -> set[str]:
-        """Return the owners with jobs in flight, as far as a hundred steps of SCAN find them."""
+        """Return owners with jobs in flight: those that a hundred steps of SCAN find."""
         parsed = map(self.keys.parse, self._look(self.keys.pattern()))
         return {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
 
     def bound(self, separator: str) -> set[str]:
-        """Return the queues that kombu's bindings name, except those of replies, as far as a
-        hundred steps of SCAN find them."""
+        """Return the queues that kombu's bindings name, except the reply queues of remote control:
+        those that a hundred steps of SCAN find. ``separator``: kombu's, between the parts of a
+        binding. A binding that cannot be read is left out."""
         found = self._look(self.keys.pattern(family="_kombu.binding."))
         names = [("SMEMBERS", key) for key in found if not key.endswith(b".pidbox")]
         tables = self._at_once(names, errors=True)
@@ -51,7 +60,8 @@ class Keyspace(Structure):
         holding = [
             (kind, key)
             for key, kind, _, queue_list in parsed
-            if kind in JOBS and not (kind == "private:" and queue_list)  # no HASH of claims
+            # A private list is named by its owner alone: with a third part it is another key.
+            if kind in JOBS and not (kind == "private:" and queue_list)
         ]
         sizes = self._at_once(((JOBS[kind], key) for kind, key in holding), errors=True)
         jobs: Counter[str] = Counter()

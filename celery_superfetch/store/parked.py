@@ -1,7 +1,13 @@
-"""Parked jobs: they wait on the server for their ETA, in no private list and in no worker's memory.
-The owner that claimed a job parks it; each worker's maintenance and beat's process release what is
-due once a second. Each move is one script: if the process dies between two of them, the next look
-of any worker goes on."""
+"""Parked jobs: jobs with an ETA that wait in Redis, in no worker's memory and in no private list.
+
+The owner that claimed such a job parks it (``park``, a call that its leases send). Each worker's
+release thread calls ``release`` when a job is due, once a second at most; beat's process calls it
+each time it is about to send the reap task. If a worker gets the revoke of a parked job, its
+maintenance thread calls ``call``. `superfetch drain` calls ``release_all``, and the console reads.
+
+Each move is one script: if the process dies, a job is either in its private list or parked, and
+either parked or on its queue. What is still due is released by any other worker, or by beat.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +26,15 @@ from .wire.scripts import Call
 #: server answers no other client.
 BATCH, ROOM = 100, 1024 * 1024
 
-#: Queue lists of one script: each costs the server as much as a few jobs, also if it has none.
+#: Queue lists that one script examines: each costs the server as much as a few jobs, even if none
+#: of its jobs is due.
 RELEASE_LISTS = 100
 
-#: Scripts that move what is due, of one look: with more due than that, the next look goes on.
+#: Scripts that one ``release`` runs at most. If more is due, the next call continues.
 LOOKS = 200
 
-#: ms before its time at which a job goes to its queue. Those who move it look once a second, and
-#: the worker that claims it waits for what is left.
+#: ms before its time at which a job goes to its queue. Workers release once a second: without this
+#: it would be up to a second late. The worker that claims it early keeps it until its time.
 EARLY = 1000
 
 STEP = 1000  # parked jobs that one command looks through, for task ids
@@ -42,26 +49,32 @@ class Released(NamedTuple):
 
 
 class Parked(Structure):
-    """Jobs by their time (``superfetch:parked:<queue list>``), and when the next of each list is
-    due (``superfetch:parked``). A member is the job's task id (JSON) and the name of the claim that
-    parked it, a line's end, and the payload as it came."""
+    """Parked jobs by their time (``superfetch:parked:<queue list>``), and the time of the next job
+    of each list (``superfetch:parked``). A member is a line with the job's task id (JSON) and the
+    name of the claim that parked it, then the payload. The name keeps jobs of equal bytes apart."""
 
     def park(self, jobs: Mapping[Job, int]) -> Call:
-        """Return the call that parks claimed jobs of one owner and queue list, each until its time
-        (server ms)."""
+        """Return the call that parks claimed jobs, each until its time (server ms). All are of one
+        owner and one queue list."""
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
         names = [keys.private(owner), keys.parked_of(queue_list), keys.parked]
         args: list[Any] = [queue_list]
-        nonce = owner.rpartition("|")[2]
+        nonce = owner.rpartition("|")[2]  # an owner's name is host|pid|nonce
         for job, due in jobs.items():
             name = f"{nonce}-{claim_number(job.claim_id)}"
             args += [job.claim_id, due, f"{json.dumps(parse(job.payload).task_id)} {name}\n"]
         return Call("park", names, args)
 
     def release(self, expires: Mapping[str, int], ahead: float = 0) -> Released:
-        """Move jobs that are due within ``ahead`` ms to the front of their queues. The first script
-        also takes those that are due within ``EARLY``, so at most ``BATCH`` of them: these wait in
-        a worker's memory. ``expires``: queue list -> ms of its x-expires, where it is known."""
+        """Move jobs that are due within ``ahead`` ms to the front of their queues; a suspect goes
+        to probation instead.
+
+        The first script also moves jobs that are due within ``EARLY``. It alone does, since such
+        jobs wait in a worker's memory, and one script moves at most ``BATCH`` jobs.
+
+        Arguments:
+            expires: queue list -> ms of its queue's x-expires, if it is known.
+        """
         keys = self.keys
         names = [keys.parked, keys.recovered, keys.on_probation]
         prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.recoveries("")]
@@ -70,10 +83,11 @@ class Parked(Structure):
         args += chain.from_iterable(pairs)
         total = 0
         for _ in range(LOOKS):
-            count, unfinished, now, due, looked = self.scripts.run("release", names, args)
+            count, unfinished, now, due, examined = self.scripts.run("release", names, args)
             total += count
-            # Where all the lists that it looked at were purged, others come behind them.
-            if not (unfinished and (count or looked == RELEASE_LISTS)):
+            # If a script moved nothing and examined fewer lists than it may, nothing else can move
+            # now. If it examined as many as it may, they were empty, and more lists follow.
+            if not (unfinished and (count or examined == RELEASE_LISTS)):
                 break
             args[0] = ahead
         return Released(total, int(now), None if due is None else float(due))
@@ -105,10 +119,13 @@ class Parked(Structure):
         return {name: at for name, at in zip(lists, times, strict=True) if at is not None}
 
     def call(self, task_ids: Collection[str]) -> int:
-        """Make jobs due now, so that the next ``release`` moves them; return how many there were. A
-        revoke does this, so that a worker discards them at once. It reads all parked jobs once."""
+        """Make parked jobs with these task ids due now; return how many there were. A revoke calls
+        it: the next ``release`` moves the jobs to their queues, and a worker discards them. It
+        reads all parked jobs once. If the process dies midway, the others stay parked until their
+        time."""
         count, wanted = 0, {json.dumps(id).encode() for id in task_ids}
-        # The server looks for one name; of many it would look through all for each.
+        # With one task id the server filters by a pattern. With many it would need a whole scan for
+        # each, so that all members are read and compared here.
         start = re.sub(rb"([\\*?\[\]^])", rb"\\\1", next(iter(wanted))) if len(wanted) == 1 else b""
         for name in self.lists():
             key = self.keys.parked_of(name)

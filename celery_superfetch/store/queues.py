@@ -1,6 +1,17 @@
-"""kombu's queue lists: their lengths, since when their jobs wait, and reads without a claim; and
-the suspects, jobs on probation that wait for a solo run. Passes note what waits, the fetch loop
-makes room for suspects, and commands and the console read."""
+"""Jobs that wait and that no owner has claimed: on kombu's queue lists, and on probation.
+
+A suspect is a job that may have crashed its worker. It is on probation: it waits in a list of its
+own until a worker can run it alone.
+
+The console's commands read lengths and ages. A reaper's pass calls ``note_waiting``. The channel
+calls ``take`` for a receiver that wants no acks, and ``purge``. ``app/dead_set.py`` calls
+``can_take`` and ``note`` when it retries dead jobs. A worker's fetch loop calls ``make_room``, in
+the thread of the event loop. `superfetch drain` calls ``Suspects.requeue``.
+
+If the process dies in ``take``, the message is lost, as with stock kombu. Each suspect that
+``requeue`` moves is in exactly one of two lists. A quiesce ends by itself, at the time limit that
+the script has stored. Notes that are missing are written by the next pass.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +25,14 @@ from ..model.job import digest
 from .database import Structure, chunks
 
 CHUNK = 100  # queue lists of one script
-#: Bytes of messages that one script reads at most, but for the last: while it runs, the server
-#: answers no other client.
+#: Bytes of messages after which a script reads no other message: while it runs, the server answers
+#: no other client.
 ROOM = 1024 * 1024
 MOVED_AT_ONCE = 50  # suspects that one round trip moves
-READ, NOTE, NOTE_ALL = 0, 1, 2  # modes of oldest.lua
-NOTED = 86400  # seconds, as a pass keeps its notes
+#: Modes of oldest.lua: only read; also write the notes of the named lists; also return the names of
+#: all lists that have a note.
+READ, NOTE, NOTE_ALL = 0, 1, 2
+NOTED = 86400  # seconds after which notes expire that no pass has renewed
 
 
 def _text(name: bytes) -> str:
@@ -28,6 +41,8 @@ def _text(name: bytes) -> str:
 
 
 class Queues(Structure):
+    """kombu's queue lists, and the notes on how long their oldest jobs have waited."""
+
     def lengths(self, names: Sequence[str]) -> list[tuple[int | ResponseError, int]]:
         """Return for each list its length, or the server's error, and how many of its jobs are on
         probation."""
@@ -39,17 +54,17 @@ class Queues(Structure):
         return list(zip(replies[::2], replies[1::2], strict=True))
 
     def idle_s(self, names: Sequence[str]) -> dict[str, int]:
-        """Return queue list -> seconds for which no job came or went there, and no client read it:
-        each job is at least as old. Lists that are not there, or where the server does not say
-        (OBJECT is forbidden, or it evicts by LFU), are left out. Ask before ``lengths``, which is a
-        read as well."""
+        """Return queue list -> seconds since a client last read or changed it (OBJECT IDLETIME).
+        Each of its jobs is at least as old. Call it before ``lengths``, which reads the list. A
+        list is left out if it does not exist, or if the server does not say: OBJECT is forbidden,
+        or the server evicts by LFU."""
         ages = self._at_once(
             (("OBJECT", "IDLETIME", self.keys.queue(n)) for n in names), errors=True
         )
         return {n: age for n, age in zip(names, ages, strict=True) if isinstance(age, int)}
 
     def filled(self, names: Iterable[str]) -> list[str]:
-        """Return those of some queue lists that have a job."""
+        """Return those of these queue lists that have a job."""
         queue_lists = [*names]
         sizes = self._at_once([("LLEN", self.keys.queue(n)) for n in queue_lists], errors=True)
         return [
@@ -57,20 +72,21 @@ class Queues(Structure):
         ]
 
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
-        """Return queue list -> seconds for which its oldest job has been seen as the oldest: at
-        most the job's age, which no message contains. With ``notes`` a job that is seen for the
+        """Return queue list -> seconds since its oldest job was first seen as the oldest. The job
+        is at least as old; its real age is in no message. With ``notes`` a job that is seen for the
         first time is noted."""
         return self._ages([*names], NOTE if notes else READ)
 
     def note_waiting(self, names: Iterable[str]) -> None:
-        """Note which job is next in these queue lists, and in those that have a note already: it
-        looks at each list once, and in few lists by one command. If the process dies midway, the
-        next pass notes the rest."""
+        """Note which job is the oldest of each of these queue lists, and of each list that has a
+        note already. A few lists take one command. If the process dies midway, the next pass notes
+        the others."""
         self._ages(sorted(names), NOTE_ALL)
 
     def _ages(self, names: list[str], mode: int) -> dict[str, float]:
-        """Run ``oldest.lua`` as often as its bounds make necessary; in mode ``NOTE_ALL`` also for
-        the lists that have a note and are not among ``names``, which are appended to these."""
+        """Run ``oldest.lua`` until it has examined all ``names``. In mode ``NOTE_ALL`` the first
+        run returns the names of the lists that have a note: they are appended to ``names``, and the
+        following runs examine them, too."""
         ages: dict[str, float] = {}
         at, keys, prefix = 0, [self.keys.oldest], self.keys.queue("")
         while at < len(names) or mode == NOTE_ALL:
@@ -84,13 +100,14 @@ class Queues(Structure):
         return ages
 
     def noted(self) -> list[str]:
-        """Return the queue lists in which the last pass saw a job wait, with or without a
-        worker."""
+        """Return the queue lists that have a note: the last pass saw a job wait there, or ``note``
+        named the list. They may have no worker."""
         return [_text(name) for name in self.client.hkeys(self.keys.oldest)]
 
     def note(self, names: Iterable[str]) -> None:
-        """Make commands and the console list these queue lists, which may have no worker; the next
-        pass notes since when their jobs wait. If this fails, the jobs are there all the same."""
+        """Note that these queue lists may have jobs, so that the console's commands show them even
+        if no worker consumes them; the next pass adds since when the jobs wait. An error of the
+        server is ignored: the jobs were pushed before."""
         oldest = self.keys.oldest
         commands = [("HSETNX", oldest, name, "") for name in names]
         with suppress(RedisError):
@@ -103,10 +120,11 @@ class Queues(Structure):
 
         Args:
             names: the queue lists.
-            expires: ms of the queue's x-expires, which each look renews (0: none).
+            expires: ms of the queue's x-expires, which each call renews (0: none).
 
         Returns:
-            The message, and whether it was delivered before; None if there is none.
+            The message, and whether it was delivered before (it has a history); None if there is
+            none.
 
         Raises:
             RedisError: the server did not answer; a message may be gone.
@@ -120,14 +138,16 @@ class Queues(Structure):
         return payload, bool(self.client.exists(self.keys.recoveries(digest(payload))))
 
     def ends(self, name: str, count: int) -> list[bytes]:
-        """So many of the oldest and of the youngest messages of a queue list, each once."""
+        """Return the ``count`` oldest and the ``count`` youngest messages of a queue list. In a
+        short list a message is both: it is returned once."""
         key = self.keys.queue(name)
         spans = (-count, -1), (0, count - 1)
         oldest, youngest = self._at_once(("LRANGE", key, *span) for span in spans)
         return list(dict.fromkeys([*oldest, *youngest]))
 
     def purge(self, names: Sequence[str]) -> int:
-        """Delete the suspects and the parked jobs of queue lists; how many."""
+        """Delete the suspects and the parked jobs of queue lists, in one transaction; return how
+        many there were."""
         keys = self.keys
         with self.client.pipeline() as pipe:
             for name in names:
@@ -138,22 +158,24 @@ class Queues(Structure):
         return sum(replies[::5]) + sum(replies[1::5])
 
     def can_take(self, names: Sequence[str]) -> list[bool]:
-        """Whether a job can be put there: no other type of value lives under the key."""
+        """Return for each queue list whether a job can be pushed: the key is a list, or free."""
         kinds = self._at_once(("TYPE", self.keys.queue(name)) for name in names)
         return [kind in (b"list", b"none") for kind in kinds]
 
 
 class Room(NamedTuple):
-    """The answer to an owner that asks whether it is to make room for suspects."""
+    """The answer to an owner that asks whether it has to quiesce for suspects."""
 
     none: bool  # there are no suspects
-    quiesces: bool  # it claims nothing until it has no job left
-    alongside: bool  # a suspect waits that may run alongside others: a quiesce for it was in vain
+    quiesces: bool  # the owner claims nothing until it has no job left
+    #: A suspect waits that may run alongside other jobs: an owner quiesced for it, and its jobs had
+    #: not ended at the time limit.
+    alongside: bool
 
 
 class Suspects(Structure):
-    """Jobs on probation (``superfetch:probation:<queue list>``), and the owner that quiesces for
-    one. A recovery puts a job here, and an owner claims it for a solo run."""
+    """Jobs on probation (``superfetch:probation:<queue list>``), and the quiesce for them. A
+    recovery puts a job here, and an owner claims it for a solo run."""
 
     def lists(self) -> frozenset[str]:
         """Return the queue lists with suspects."""
@@ -164,22 +186,31 @@ class Suspects(Structure):
         """Return how many suspects of a queue list wait."""
         return int(self.client.llen(self.keys.probation(queue_list)))
 
-    def make_room(self, owner: str, lists: Sequence[str], first: float, work: int) -> Room:
-        """Ask whether an owner is to quiesce for suspects from some queue lists. With no list it
-        says that its quiesce lasted until now, and that a suspect had its turn. The first one takes
-        so many seconds; ``work`` times as long as one nobody quiesces afterwards."""
+    def make_room(
+        self, owner: str, lists: Sequence[str], first_s: float, pause_factor: int
+    ) -> Room:
+        """Ask the server whether this owner has to quiesce: to claim nothing until its jobs have
+        ended, so that a suspect can run alone. One owner of the database does at a time.
+
+        Arguments:
+            lists: queue lists from which the owner would claim a suspect. Empty: no suspect needs
+                the owner's quiesce any more, and it ends now.
+            first_s: seconds that the first quiesce lasts at most. If it was in vain, the next one
+                lasts twice as long.
+            pause_factor: for so many times the length of a quiesce no owner quiesces after it.
+        """
         keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
-        window = int(self.config.strike_window)
-        args = [owner, int(first * 1000), work, self.keys.recoveries(""), window, ROOM, *lists]
+        window, histories = int(self.config.strike_window), self.keys.recoveries("")
+        args = [owner, int(first_s * 1000), pause_factor, histories, window, ROOM, *lists]
         answer, alongside = self.scripts.run("make_room", keys, args)
-        return Room(answer < 0, answer > 0, bool(alongside))
+        return Room(none=answer < 0, quiesces=answer > 0, alongside=bool(alongside))
 
     def requeue(self, queue_list: str) -> int:
         """Move the suspects of a queue list to its front; return how many there were. If the caller
         crashes midway, each job is in one of the two lists, and a second call moves the rest."""
         suspects, queue = self.keys.probation(queue_list), self.keys.queue(queue_list)
         size = self.size(queue_list)
-        # From the newest to the oldest, each in front of the one before.
+        # The newest first, each to the front: the oldest is then the next to be claimed.
         for commands in chunks([("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, MOVED_AT_ONCE):
             self._at_once(commands)
         return size

@@ -1,7 +1,17 @@
-"""The registry: the owner record and last heartbeat of each owner, and the tombstones of reaped
-ones. A heartbeat thread registers its owner and renews it; the reaper reads all and marks the dead.
-If an owner's process dies, its row and record stay until the reaper marks them; if the reaper dies
-after ``mark``, the tombstone makes the next pass drain the owner."""
+"""The registry of owners: each owner's record and last heartbeat, and the tombstones of those that
+were reaped.
+
+An owner is a process that claims jobs. Its heartbeat thread registers it, sends its heartbeats and
+unregisters it (``register``, ``heartbeat``, ``leave``); under gevent a native thread sends the
+bytes of ``pulse``. Reapers read all owners and ``mark`` those that are dead: in a worker's
+maintenance thread, in the task that beat sends, or in `superfetch reap` and `drain`. ``adopt`` is
+called by `reap --full` and `drain` alone. A worker asks with ``well`` whether a live peer may have
+a task that it does not have itself. The console reads.
+
+If an owner's process dies, its row and its record stay until a reaper marks them. If a reaper dies
+before ``mark`` has run its script, the owner is still registered, and the next pass marks it; if it
+dies later, the tombstone makes the next pass drain the owner: move its jobs to their queues.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +30,26 @@ from .database import Structure, chunks
 from .wire.clients import addresses, cut
 from .wire.scripts import Call, packed
 
-HEARTBEAT_ROWS = 4096  # that a heartbeat returns at most, the oldest: a thousand are 50 kB
-#: Seconds for which a queue list is remembered after its last owner left, and how many are at most.
-SERVED_S, SERVED_LISTS = 7 * 86400, 10_000
+#: Owners that a heartbeat returns at most, those with the oldest heartbeats. A thousand are 50 kB.
+HEARTBEAT_ROWS = 4096
+SERVED_S = 7 * 86400  # seconds for which a queue list is remembered after its last owner left
+SERVED_LISTS = 10_000  # queue lists that are remembered at most
 
-TOMBSTONE_FACTS = 86400  # seconds: an owner thawed a day later learns its fate
+#: Seconds for which the record of a reaped owner stays when no pass drains it any more: a process
+#: that was frozen (SIGSTOP, a suspended VM) and continues a day later still learns that it was
+#: reaped.
+TOMBSTONE_FACTS = 86400
 
 
 class Heartbeat(NamedTuple):
     """The server's answer to a heartbeat."""
 
-    #: ``ok``; ``missing``: the row in ``superfetch:owners``, that of its host, or the facts have
-    #: gone; ``unknown``: the row and the facts; ``reaped``; or ``left``: none was sent.
+    #: ``ok``; ``reaped``: a reaper declared the owner dead; ``unknown``: the server has neither its
+    #: row in ``superfetch:owners`` nor its record; ``missing``: it has one of these, or no row for
+    #: the owner under its host; ``left``: the owner has left, and no heartbeat was sent.
     status: str
     now: int = 0  # server time in ms
-    #: Owners that did not write since the caller's last heartbeat -> their score.
+    #: Owner -> its last heartbeat (server ms), of those that sent none since the caller's last one.
     quiet: Mapping[str, int] = MappingProxyType({})
     neighbours: tuple[str, ...] = ()  # owners registered on the caller's host
     probation: frozenset[str] = frozenset()  # queue lists with suspects that wait on probation
@@ -45,19 +60,24 @@ class Registry(Structure):
     """Owners, their facts and heartbeats (``superfetch:owners``, ``superfetch:owner:*``)."""
 
     def register(self, facts: Facts) -> Heartbeat:
-        """Write the whole owner record. It counts as a heartbeat, with status ``ok`` or
-        ``reaped``."""
+        """Write the whole owner record; return the answer as for a heartbeat. Its status is ``ok``
+        or ``reaped``."""
         return _heartbeat(self.scripts.run(*self._call(facts, 0, facts.dump(), self.keys.reaped)))
 
     def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
-        """Send one heartbeat, with the fields of the owner record that ``changed``. ``since``: the
-        ``now`` of the caller's last heartbeat, after which an owner that sent none is quiet; 0:
-        none."""
+        """Send one heartbeat.
+
+        Arguments:
+            since: the ``now`` of the caller's last heartbeat: owners that sent none after it are
+                returned as ``quiet``. 0: return none.
+            changed: the fields of the owner record to write.
+        """
         return _heartbeat(self.scripts.run(*self._call(facts, since, changed)))
 
     def pulse(self, facts: Facts, state: str) -> bytes:
-        """Return the bytes of a heartbeat that writes ``state`` alone and asks for no other owners:
-        under gevent a native thread sends it while the hub is blocked."""
+        """Return the bytes of a heartbeat that writes ``state`` alone and returns no quiet owners.
+        Under gevent a native thread sends them while the hub is blocked; it cannot react to a
+        server that does not know the script, so that they contain its whole text."""
         call = self._call(facts, 0, {"state": state})
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
@@ -71,7 +91,7 @@ class Registry(Structure):
         return [keys.owners, keys.facts(facts.owner), keys.host(facts.process.host)]
 
     def knows(self, owner: str) -> bool:
-        """Return whether an owner has a record, reaped or not."""
+        """Return whether the server has a record of an owner, or its tombstone."""
         return bool(self.client.exists(self.keys.facts(owner)))
 
     def last_heard(self, owner: str) -> int | None:
@@ -80,9 +100,15 @@ class Registry(Structure):
         return None if score is None else _whole(score)
 
     def leave(self, facts: Facts, tombstone: float) -> int:
-        """Unregister an owner that stops; return 0, or, where nothing was done, the number of jobs
-        that it still has, or -1 if it was reaped. For ``tombstone`` seconds passes still drain its
-        lists: a blocking read that was sent may move a job there."""
+        """Unregister an owner that stops; if it still has jobs, do nothing.
+
+        Arguments:
+            tombstone: seconds for which a tombstone makes passes drain the owner's lists: a
+                blocking read whose reply is missing may still move a job there. 0: no tombstone.
+
+        Returns:
+            0 if it was unregistered; the number of jobs that it still has; -1 if it was reaped.
+        """
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.private(owner)]
@@ -90,11 +116,11 @@ class Registry(Structure):
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
     def anybody(self) -> bool:
-        """Return whether there is any owner, or tombstone, for a pass."""
+        """Return whether there is an owner, or a tombstone: if not, a reaper has nothing to do."""
         return bool(self.client.exists(self.keys.owners, self.keys.reaped))
 
     def owners(self) -> dict[str, int]:
-        """Return each registered owner -> its score: the last heartbeat in server ms."""
+        """Return each registered owner -> its last heartbeat (server ms): its score."""
         return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
 
     def tombstones(self) -> dict[str, int]:
@@ -106,13 +132,13 @@ class Registry(Structure):
         names = list(owners)
         rows = self._at_once((("HGETALL", self.keys.facts(name)) for name in names), errors=True)
         return {
-            # A key of another type says as little as none.
+            # A key of another type counts as no record.
             name: Facts.load(name, row if isinstance(row, dict) else {}, self.config)
             for name, row in zip(names, rows, strict=True)
         }
 
     def states(self, owners: Collection[str]) -> dict[str, str | None]:
-        """Return owner -> the state in its facts, reaped or not; None where it has none."""
+        """Return owner -> the state in its record (``reaped`` in a tombstone); None: no record."""
         rows = self._at_once([("HGET", self.keys.facts(name), "state") for name in owners])
         return {
             name: None if raw is None else raw.decode(errors="replace")
@@ -120,7 +146,8 @@ class Registry(Structure):
         }
 
     def well(self) -> list[Facts]:
-        """Return the owners with a heartbeat within their ``owner_ttl`` that are not stopping."""
+        """Return the records of the owners whose state is running and whose last heartbeat is
+        younger than their ``owner_ttl``."""
         scores, now = self.owners(), self.database.server_time()
         return [
             facts
@@ -129,23 +156,32 @@ class Registry(Structure):
         ]
 
     def mark(self, facts: Facts, score: int, tombstone: float, reason: str) -> Facts | None:
-        """Mark an owner reaped, and close its connections; return its record, or None if it sent a
-        heartbeat since ``score``. For ``tombstone`` seconds each pass drains its lists, since a
-        claim that was sent may still land. If the process dies after the script, that drains the
-        owner."""
+        """Mark an owner reaped, and close its connections. If the process dies after the script,
+        the tombstone is there, and the next pass drains the owner.
+
+        Arguments:
+            score: the last heartbeat that the decision saw.
+            tombstone: seconds for which each pass drains the owner's lists: a claim or a blocking
+                read that the owner has sent may still move jobs there.
+            reason: why it was declared dead.
+
+        Returns:
+            its record; None if it has sent a heartbeat since ``score``, and nothing was done.
+        """
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
         names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner)]
         ran = self.scripts.run("mark", names, [owner, score, int(tombstone * 1000), reason])
         if ran is None:
             return None
-        # A frozen owner claims nothing more; where that fails, its tombstone covers what it does.
+        # If the owner is frozen and not dead, it claims nothing more when it continues. If its
+        # connections cannot be closed, passes drain what it still claims.
         cut(self.client, facts.run_id, facts.connections)
         return facts.with_(state="reaped", was=facts.state, ran=ran)
 
     def _note_served(self, queue_lists: Iterable[str]) -> None:
-        """Remember that an owner had these queue lists until now. It is written before the owner
-        leaves the registry: if the process dies in between, the owner record still has them."""
+        """Note that these queue lists had an owner until now. It is written before the owner leaves
+        the registry: if the process dies in between, the owner record still names them."""
         now, key = self.database.server_time(), self.keys.served
         scores = [part for name in queue_lists for part in (now, name)]
         if not scores:
@@ -156,18 +192,19 @@ class Registry(Structure):
             ("ZREMRANGEBYRANK", key, 0, -SERVED_LISTS - 1),
             ("EXPIRE", key, SERVED_S),
         ]
-        with suppress(RedisError):  # over its memory limit, say: an owner has to leave all the same
+        # If the server refuses the note, over its memory limit, say, the owner leaves all the same.
+        with suppress(RedisError):
             self._at_once(commands, errors=True)
 
     def served(self) -> list[str]:
-        """Return the queue lists that an owner had within ``SERVED_S`` and left since."""
+        """Return the queue lists that an owner left within the last ``SERVED_S`` seconds."""
         since = self.database.server_time() - SERVED_S * 1000
         names = self.client.zrangebyscore(self.keys.served, since, "+inf")
         return [name.decode(errors="replace") for name in names]
 
     def forget_served(self, queue_lists: Collection[str]) -> int:
-        """Forget that these queue lists were served, and since when jobs wait there; returns how
-        many of them were remembered."""
+        """Forget that these queue lists had an owner, and since when jobs wait there; return how
+        many were remembered."""
         if not queue_lists:
             return 0
         keys = self.keys
@@ -177,9 +214,13 @@ class Registry(Structure):
         return max(int(served), int(waiting))
 
     def adopt(self, owner: str, queue_lists: Collection[str]) -> bool:
-        """Register an owner whose keys were found without a registration: passes then judge it, or
-        drain it again if it was reaped, like any other. Return False if that was not necessary. A
-        live owner registers a queue list before its first claim there."""
+        """Register an owner that has keys and is not registered: passes then watch its heartbeats
+        like any other's, or drain it again if it was reaped. Return False if nothing was to do. If
+        the process dies midway, a second call does the rest.
+
+        ``queue_lists``: those of its landing lists that were found. They are added to its record; a
+        live owner has them there already, since it writes a queue list before it claims from it.
+        """
         facts, key = self.facts([owner])[owner], self.keys.facts(owner)
         is_reaped = facts.state == "reaped"
         if is_reaped and not queue_lists:
@@ -187,20 +228,24 @@ class Registry(Structure):
         lists = {**dict.fromkeys(queue_lists, 0), **facts.lists}
         if unlisted := lists != facts.lists:
             self.client.hset(key, "lists", json.dumps(lists))
-        if is_reaped:  # it is listed again; PERSIST would be one permission more
+        if is_reaped:
+            # The record has to stay as long as passes drain the owner. With PERSIST users' ACLs
+            # would have to allow one more command.
             self.client.expire(key, 365 * TOMBSTONE_FACTS)
         registry = self.keys.reaped if is_reaped else self.keys.owners
         row = {owner: self.database.server_time()}
         return bool(self.client.zadd(registry, row, nx=True)) or unlisted
 
     def drop_tombstone(self, owner: str) -> None:
-        """Remove a tombstone: passes drain the owner no more, and its record expires in a day."""
+        """End the passes' drain of a reaped owner; its record expires in a day. If the process dies
+        midway, the next pass does it again."""
         keys = self.keys
-        kept = "EXPIRE", keys.facts(owner), TOMBSTONE_FACTS
-        self._at_once([kept, ("ZREM", keys.reaped, owner)])
+        expire = "EXPIRE", keys.facts(owner), TOMBSTONE_FACTS
+        self._at_once([expire, ("ZREM", keys.reaped, owner)])
 
     def connected(self, facts: Facts, run_id: str) -> bool | None:
-        """Return whether the server still has any of an owner's connections; None: unknown."""
+        """Return whether the server still has one of an owner's connections; None: it does not say,
+        or it has restarted since (``run_id``: its run now), so that the ids mean nothing."""
         if not facts.connections or not facts.run_id or facts.run_id != run_id:
             return None
         try:
@@ -210,7 +255,7 @@ class Registry(Structure):
         return bool(bytes(reply).strip())
 
     def tells_connections(self) -> bool:
-        """Return whether the server tells this user which connections are open."""
+        """Return whether the ACL allows this user to ask which connections are open."""
         try:
             self.client.execute_command("CLIENT", "LIST", "ID", self.client.client_id())
         except ResponseError:
@@ -218,12 +263,12 @@ class Registry(Structure):
         return True
 
     def addresses(self, facts: Facts) -> list[str]:
-        """Return the addresses of an owner's connections, as far as the server confirms these."""
+        """Return the addresses of those of an owner's connections that the server still has."""
         return addresses(self.client, facts.run_id, facts.connections)
 
 
 def _scores(rows: Any) -> dict[str, int]:
-    """Return owner -> score; a name or score that is malformed raises nothing."""
+    """Return owner -> score in whole ms. Malformed names and scores are replaced, not refused."""
     scores = ((owner.decode(errors="replace"), float(score)) for owner, score in rows)
     return {owner: _whole(score) for owner, score in scores}
 

@@ -1,6 +1,12 @@
-"""Run counts: how jobs end, and how long they run, by queue list and task. Each worker's
-maintenance adds its tally at the pace of its heartbeats, and the console reads the sums. If the
-process dies, the runs since its last report are not counted."""
+"""Run counts for metrics: how runs of jobs end, and how long they take, by queue list and task.
+
+``worker/run_counts.py`` fills a ``Tally`` in a worker's memory at the end of each run. The worker's
+maintenance thread moves it to Redis with ``Runs.add``, as often as a heartbeat is sent, and once
+more when the worker stops. The console's metrics and its page read the sums (``counts``).
+
+If the process dies, the runs since its last report are not counted. A script that the server has
+begun adds all of its counters.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +20,32 @@ from ..model.records import whole
 from .database import Structure
 from .history import TAB, Times
 
-#: How a run ends: it returned, raised, sent itself again, or was ignored or rejected on purpose.
+#: How a run ends: it returned, raised, was retried (Celery's ``Retry``), or was ignored or rejected
+#: on purpose (``Ignore``, ``Reject``).
 ENDS = SUCCEEDED, FAILED, RETRIED, REJECTED = "succeeded", "failed", "retried", "rejected"
 
-#: Upper bounds (s) of what runs took.
+#: Upper bounds (s) of the histogram of the time that runs take.
 BUCKETS = (0.005, 0.025, 0.1, 0.5, *map(float, (1, 5, 15, 60, 300, 1800, 7200)), inf)
-LABELS = [f"{bound:g}" for bound in BUCKETS]  # as their counters have them
+LABELS = [f"{bound:g}" for bound in BUCKETS]  # the bounds, in the names of their counters
 
-#: Pairs of queue list and task that one worker counts between two reports; those of more have no
-#: task, and of twice as many no queue list.
+#: Pairs of queue list and task that a worker counts apart between two reports. Beyond so many, runs
+#: of a new pair are counted without a task; beyond twice as many, without a queue list as well.
 MOST = 500
 
-#: Rows on the server; beyond them a new one has neither. A thousand are some 100 kB.
+#: Rows on the server: a row is a counter of ``ENDS``, or the whole histogram of a task. Beyond so
+#: many, a new row has no task and no queue list. A thousand rows are some 100 kB.
 MOST_ROWS = 5000
 COUNTED = 500  # counters that one script adds to: a worker of many queues and tasks has thousands
-SILENT_MS = 7 * 86_400_000  # after which a row goes: queues and tasks come and go
+#: ms without growth after which a row is deleted: queues and tasks come and go.
+SILENT_MS = 7 * 86_400_000
 
 
 class Tally(Counter[tuple[str, str, str]]):
-    """Counters of runs (the parts of their names), and by how much they grow."""
+    """Counters of runs, by the three parts of their names, and by how much each has grown:
+    (end, queue list, task), and for the histogram ("seconds", bound, task)."""
 
     def note(self, how: str, queue_list: str, task: str, seconds: float) -> None:
+        """Count the end of one run."""
         self[how, queue_list, task] += 1
         self["seconds", LABELS[bisect_left(BUCKETS, seconds)], task] += 1
         self["seconds", "us", task] += round(seconds * 1e6)
@@ -48,13 +59,13 @@ class RunCounts(NamedTuple):
 
 
 class Runs(Structure):
-    """``superfetch:runs``: what all workers have counted, for metrics, bounded by means of
-    ``superfetch:runs:rows``. They add to it at the pace of their heartbeats, so that no job costs a
-    command."""
+    """``superfetch:runs``: the counters of all workers. ``superfetch:runs:rows`` limits their
+    number. A report adds many runs at once, so that a job costs no command."""
 
     def add(self, tally: dict[tuple[str, str, str], int]) -> None:
-        """Move a tally to the server, some counters in a script; those that are left when it raises
-        were not added, but for some of which the reply was lost."""
+        """Move a tally to the server, some counters with each script. The caller must not change it
+        meanwhile. If this raises, the counters that are left in the tally were not added; but if
+        the reply to a script was lost, its counters were added and are left as well."""
         bounds: list[str | int] = [SILENT_MS, MOST_ROWS, len(LABELS) + 1, *LABELS, "us"]
         while tally:
             some = [*islice(tally.items(), COUNTED)]

@@ -1,7 +1,13 @@
-"""Jobs that stock kombu's consumers have not acked, and the connections of these consumers, as both
-are in Redis. ``superfetch migrate`` moves the jobs to their queues (``cli/from_stock.py``), and
-the console counts them. A batch moves in one transaction: if the process dies, each job is in the
-hash or in its queue."""
+"""Jobs that consumers of kombu's own Redis transport ("stock" kombu) have not acked, and the
+connections of these consumers.
+
+`superfetch migrate` (``cli/from_stock.py``), a command in its own process, moves the jobs from
+kombu's hash of unacked messages to their queues. The console counts them (``size``), and `doctor`
+asks for ``consumers``.
+
+A batch of jobs moves in one transaction: if the process dies, each job is in the hash or on its
+queue, and a second `migrate` moves the rest.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +26,15 @@ from .wire.connections import is_ours
 
 
 class Delivery(NamedTuple):
-    """One entry of the hash by name, its worker's clock (s; None: not in the index) and value."""
+    """One entry of kombu's hash of unacked messages."""
 
-    tag: bytes
-    since: float | None
-    value: bytes
+    tag: bytes  # kombu's delivery tag: the field of the hash
+    since: float | None  # time of delivery (s, by the worker's clock); None: not in the index
+    value: bytes  # JSON of the message, its exchange and its routing key
 
     def read(self) -> tuple[bytes, str, str]:
         """Return the message, marked as redelivered, its exchange and its routing key; three empty
-        values if kombu could not read it either."""
+        values if the entry is malformed."""
         try:
             message, exchange, routing_key = json.loads(self.value)
             with suppress(KeyError):
@@ -55,19 +61,25 @@ class StockConsumer:
 
 
 class Unacked(Structure):
-    """Stock kombu's hash of unacked messages and its index by time of delivery, by their names."""
+    """Stock kombu's hash of unacked messages, and its index by time of delivery.
+
+    Arguments:
+        name: kombu's option ``unacked_key``, the hash.
+        index: kombu's option ``unacked_index_key``, the index.
+    """
 
     def __init__(
         self, database: Database, name: str = "unacked", index: str = "unacked_index"
     ) -> None:
         super().__init__(database)
-        # kombu's own keys: the prefix is all that is put before them.
+        # These are kombu's own keys: they have the prefix, and no ``superfetch:``.
         self.name = self.keys.queue(name)
         self.index = self.keys.queue(index)
 
     def consumers(self) -> list[StockConsumer] | None:
-        """Return the connections to this database whose latest command is BRPOP, as a stock
-        consumer's always is, except this package's; None if the ACL forbids the question."""
+        """Return the connections to this database whose latest command is BRPOP, except those of
+        this package: a stock consumer's connection sends nothing else. None: the ACL forbids CLIENT
+        LIST."""
         try:
             rows = self.client.client_list()
         except ResponseError:  # forbidden by ACL
@@ -85,18 +97,21 @@ class Unacked(Structure):
         """Return how many jobs are unacked; 0 if the server does not say."""
         try:
             return int(self.client.hlen(self.name))
-        except ResponseError:  # forbidden: no worker of this user is a stock one; or another's key
+        except ResponseError:
+            # Either the ACL forbids the key, and then this user runs no stock worker. Or the key is
+            # no hash, and then it is not kombu's.
             return 0
 
     def tags(self) -> list[bytes]:
-        """Return all entries, the newest first; those that the index does not have come last."""
+        """Return the tags of all entries, the newest first; those that are not in the index come
+        last. kombu restores by the index alone, so that these would stay in the hash for ever."""
         there = dict.fromkeys(self.client.hkeys(self.name))
         listed = [tag for tag in self.client.zrange(self.index, 0, -1)[::-1] if tag in there]
-        # kombu restores by the index alone: without a row there a job waits for ever.
         return list(dict.fromkeys([*listed, *there]))
 
     def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[Delivery]:
-        """Return the entries of some tags, except those that were acked meanwhile."""
+        """Return the entries with these tags (one at least), except those that were acked
+        meanwhile."""
         client = client or self.client
         names: Any = tags
         since: Any = client.zmscore(self.index, names)
@@ -105,11 +120,13 @@ class Unacked(Structure):
 
     def move(self, jobs: Mapping[Delivery, tuple[bytes, Mapping[str, int]]]) -> list[Delivery]:
         """Move jobs to the front of their queue lists in one transaction; return those that were
-        moved: a job that was acked or delivered again since it was read stays. If stock workers
-        change the hash meanwhile, the transaction is tried again.
+        moved. A job that was acked or delivered again since it was read is not moved. If stock
+        workers change the hash meanwhile, the transaction is repeated.
 
         Args:
             jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
+                Each has one queue list at least, or the job would be gone; a message of a fanout
+                or topic exchange may have several.
         """
 
         def transaction(pipe: Any) -> list[Delivery]:
