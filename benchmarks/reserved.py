@@ -21,7 +21,7 @@ from typing import Any
 
 from compare import Table, arguments, begin, finish_all, measure_all, parsed
 
-from celery_superfetch.reaper.reaper import finish
+from celery_superfetch.reaper.drain import finish
 from support.servers.server import Server
 from support.workers.bench import Bench, payload
 

@@ -9,7 +9,8 @@ from redis import Redis
 
 from ..model.process import ProcessImage
 from ..owner.owner import Owner
-from ..reaper.reaper import Reaper, Steps, finish
+from ..reaper.drain import Steps, finish
+from ..reaper.reaper import Reaper
 from ..reaper.report import Report
 from ..store.queues import Queues
 from .broker import database_of

@@ -16,11 +16,13 @@ from ..model.silence import watch_time
 from ..model.verdict import Reason
 from ..model.words import number
 from ..owner.in_flight.jobs import batches
+from ..reaper.drain import BATCH, ROOM
 from ..reaper.evidence import Onlooker
-from ..reaper.reaper import BATCH, ROOM, TOMBSTONE, Reaper
+from ..reaper.reaper import TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
 from ..store.holdings import Holdings
 from ..store.parked import Parked
+from ..store.private_lists import PrivateLists
 from ..store.queues import Suspects
 
 logger = one_line_each(logging.getLogger(__name__))
@@ -63,7 +65,7 @@ class Drain:
         self._on_moved = on_moved  # gets how many jobs went, after each batch
         self.moved = 0  # jobs that went back to their queues, in all tries
         self.registry = reaper.registry
-        self.lists = reaper.lists
+        self.lists = PrivateLists(reaper.database)
         self.onlooker = Onlooker(reaper.registry)  # over all tries of a command that waits
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> Drained:

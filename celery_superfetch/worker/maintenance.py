@@ -25,8 +25,8 @@ from ..model.process import ProcessImage
 from ..model.verdict import MISSED_HEARTBEATS, judge
 from ..owner.owner import Owner
 from ..owner.process_owners import owners_of_process
+from ..reaper.drain import Steps
 from ..reaper.evidence import local_evidence
-from ..reaper.reaper import Steps
 from ..reaper.report import Report
 
 logger = one_line_each(get_logger(__name__))

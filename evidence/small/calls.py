@@ -126,7 +126,7 @@ def decided(
 
 
 def kill(spaces: Keyspaces, owner: str, found: tuple, running: tuple[str, ...], ran: int) -> str:
-    dead_set, one = spaces.judge.dead_set, recovery(spaces, owner, found, running, ran)
+    dead_set, one = spaces.strike_counters.dead_set, recovery(spaces, owner, found, running, ran)
     return spaces.run(*dead_set.kill(one, 0, marked=True))[0].decode()
 
 
@@ -134,5 +134,5 @@ def recover(
     spaces: Keyspaces, owner: str, found: tuple, running: tuple[str, ...], ran: int
 ) -> tuple[str, ...]:
     all_of = [recovery(spaces, owner, one, running, ran) for one in found]
-    replies = spaces.run(*spaces.judge.recover(all_of, 0, marked=True))
+    replies = spaces.run(*spaces.strike_counters.recover(all_of, 0, marked=True))
     return tuple(reply.decode() for reply in replies)

@@ -16,7 +16,7 @@ import redis
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.reaper.judge import Judge
+from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import PrivateLists
@@ -76,7 +76,7 @@ class Keyspaces:
         self._scripts = Changed(client, self.keys.never, changes)
         self.database.__dict__["scripts"] = self
         self.registry, self.parked = Registry(self.database), Parked(self.database)
-        self.lists, self.judge = Numbered(self.database), Judge(self.database)
+        self.lists, self.strike_counters = Numbered(self.database), StrikeCounters(self.database)
         self.limits = Limits.of(self.database.config)
         self._connection = client.connection_pool.get_connection()
         self._put, self._dump = (client.script_load(text) for text in (PUT, DUMP))

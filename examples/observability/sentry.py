@@ -22,7 +22,7 @@ from celery_superfetch import DeadJob, job_killed
 TOLD = {
     "multiprocessing": "Process ",
     "celery.worker.request": "Task handler raised error: WorkerLostError",
-    "celery_superfetch.reaper.judge": "Job ",
+    "celery_superfetch.reaper.recovery": "Job ",
 }
 
 

@@ -15,8 +15,8 @@ from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
+from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
 from celery_superfetch.store.wire.scripts import Call
@@ -44,7 +44,7 @@ class Stage:
             return wait_and_read
 
         # What a decision is built on may change between these, and before it is carried out.
-        for owner, name in ((PrivateLists, "held"), (Judge, "counters")):
+        for owner, name in ((PrivateLists, "held"), (StrikeCounters, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
         end_probation = Drain._end_probation
 

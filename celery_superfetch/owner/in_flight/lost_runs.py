@@ -18,9 +18,9 @@ from ...model.job import Carried, Job, digest, parse
 from ...model.log_text import one_line_each
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...model.words import command
-from ...reaper.judge import Judge, ask, tell, warn_of
+from ...reaper.recovery import decision_of, recoveries_of, report_outcome, warn_of
 from ...signals import job_killed
-from ...store.counters import Outcome
+from ...store.counters import Outcome, StrikeCounters
 from .in_flight import InFlight
 
 logger = one_line_each(logging.getLogger(__name__))
@@ -28,7 +28,7 @@ logger = one_line_each(logging.getLogger(__name__))
 DECISIONS = 5  # tries to decide on a job whose counters another owner changes meanwhile
 
 
-class LostRuns(Judge):
+class LostRuns:
     """The settlement of lost jobs of one process.
 
     Each method recovers or dead-letters a job of this process, and returns the dead job if it is
@@ -37,8 +37,9 @@ class LostRuns(Judge):
     """
 
     def __init__(self, in_flight: InFlight) -> None:
-        super().__init__(in_flight.database)
         self.in_flight = in_flight
+        self.database, self.config = in_flight.database, in_flight.config
+        self.strike_counters = StrikeCounters(in_flight.database)
 
     def recover_or_kill(
         self,
@@ -57,8 +58,8 @@ class LostRuns(Judge):
             excused: the worker is at fault: the job gets no strike.
         """
         running = Running((job.claim_id,), excused=excused, stopping=stopping, own=True)
-        done = self._settle(job, reason, running, limits, partial(ask, sender=sender))
-        return tell(done, sender) if done else None
+        done = self._settle(job, reason, running, limits, partial(decision_of, sender=sender))
+        return report_outcome(done, sender) if done else None
 
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
         """Dead-letter a claimed job that has used up its strikes, stops or deaths alongside others,
@@ -71,10 +72,13 @@ class LostRuns(Judge):
             if not counted or not recovery.history:
                 return None
             latest = recovery.latest()
-            if decide(latest) is not Decision.KILL or ask(latest, sender) is not Decision.KILL:
+            if (
+                decide(latest) is not Decision.KILL
+                or decision_of(latest, sender) is not Decision.KILL
+            ):
                 return None
             if done := self._carry_out(latest, Decision.KILL):
-                return tell(done, sender)
+                return report_outcome(done, sender)
         return None
 
     def sent_anew(
@@ -103,7 +107,7 @@ class LostRuns(Judge):
             envelope = parse(job.payload)
             carried = envelope.carried.within(self.config.strike_window, now)
             envelope = envelope._replace(carried=carried)
-            [counters] = self.counters([digest(job.payload)])
+            [counters] = self.strike_counters.counters([digest(job.payload)])
             recovery = Recovery.of(
                 job,
                 envelope,
@@ -113,12 +117,12 @@ class LostRuns(Judge):
                 blame=blame,
                 limits=limits,
             )
-            if blame is Blame.NONE or ask(recovery, sender) is not Decision.KILL:
+            if blame is Blame.NONE or decision_of(recovery, sender) is not Decision.KILL:
                 break
             if settled:
                 return None
             if done := self._carry_out(recovery, Decision.KILL):
-                return tell(done, sender)
+                return report_outcome(done, sender)
         history = recovery.history
         if blame is not Blame.NONE:
             warn_of(replace(recovery, probation=0))
@@ -147,7 +151,7 @@ class LostRuns(Judge):
         for _ in range(DECISIONS):
             recovery = self._recovery(job, reason, Running(), limits)
             if done := self._carry_out(replace(recovery, never_ran=True), Decision.KILL):
-                return tell(done, sender)
+                return report_outcome(done, sender)
         return None
 
     def quarantine(self, job: Job) -> DeadJob | None:
@@ -200,7 +204,10 @@ class LostRuns(Judge):
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
     def _recovery(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
-        return self.recoveries([job], running, limits, **self._details(reason))[0]
+        [recovery] = recoveries_of(
+            [job], self.strike_counters, running, limits, **self._details(reason)
+        )
+        return recovery
 
     def _carry_out(
         self, recovery: Recovery, decision: Decision, *, notice: bool = True
@@ -211,7 +218,9 @@ class LostRuns(Judge):
             return None
         expires = in_flight.expires.get(job.queue_list, 0)
         make = in_flight.runner.notice if notice else None
-        [outcome] = self.carry_out([(recovery, decision)], expires, marked=False, notice=make)
+        [outcome] = self.strike_counters.carry_out(
+            [(recovery, decision)], expires, marked=False, notice=make
+        )
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":

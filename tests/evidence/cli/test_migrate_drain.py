@@ -11,7 +11,7 @@ import redis
 
 from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
-from celery_superfetch.reaper.reaper import BATCH
+from celery_superfetch.reaper.drain import BATCH
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.wire.clients import run_id
 from support.process import Process

@@ -17,7 +17,7 @@ from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.reaper.reaper import NAMED
+from celery_superfetch.reaper.drain import TITLES_MAX
 from celery_superfetch.reaper.report import Report
 from celery_superfetch.signals import ReapedOwner, job_recovered, owner_reaped
 from support.servers.commands import blocked
@@ -214,7 +214,7 @@ def test_signals_tell_what_was_done(bench):
 def test_what_is_said_of_a_dead_owner_names_its_jobs(bench, caplog):
     """E7. "7 of its jobs were taken back" named none."""
     bench.dead_owner(jobs(2))
-    bench.dead_owner(jobs(NAMED + 3, "many"))
+    bench.dead_owner(jobs(TITLES_MAX + 3, "many"))
     bench.dead_owner()
     with caplog.at_level("WARNING"):
         bench.reaper().reap()
@@ -224,7 +224,7 @@ def test_what_is_said_of_a_dead_owner_names_its_jobs(bench, caplog):
     assert none == f"{gone} 0 of its jobs were taken back."
     assert two == f"{gone} 2 of its jobs were taken back: shop.note[job-1], shop.note[job-0]."
     assert many.endswith(" and 3 more.")
-    assert many.count("shop.note[many-") == NAMED
+    assert many.count("shop.note[many-") == TITLES_MAX
 
 
 def test_a_mark_on_an_old_verdict_robs_nobody(bench):

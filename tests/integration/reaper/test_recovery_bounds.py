@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Job
-from celery_superfetch.reaper.reaper import BATCH, ROOM
+from celery_superfetch.reaper.drain import BATCH, ROOM
 from support.servers.work import WITHOUT_END, Work, noted
 from support.workers.bench import Bench, payload
 
@@ -62,7 +62,7 @@ def test_a_pass_over_many_jobs_works_in_batches(bench, own):
 
 
 def test_control_the_look_at_the_work_has_teeth(bench, own, monkeypatch):
-    monkeypatch.setattr("celery_superfetch.reaper.reaper.BATCH", 100_000)
+    monkeypatch.setattr("celery_superfetch.reaper.drain.BATCH", 100_000)
     bench.dead_owner(jobs(JOBS))
     reaper = bench.reaper()
     with noted(own) as work:

@@ -28,8 +28,8 @@ from celery_superfetch.model.verdict import Reason
 from celery_superfetch.owner import gevent_pulse, heartbeat_thread
 from celery_superfetch.owner import owner as owner_of
 from celery_superfetch.owner.heartbeat import HeartbeatSession
-from celery_superfetch.reaper import evidence, judge
-from celery_superfetch.reaper.reaper import finish
+from celery_superfetch.reaper import evidence, recovery
+from celery_superfetch.reaper.drain import finish
 from celery_superfetch.store import database, dead_set, private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.registry import Registry
@@ -125,7 +125,7 @@ def patience() -> None:
 def probation() -> None:
     """All that a dead worker held is blamed for its death, and nothing runs alone."""
     recovery_of = Recovery.of
-    judge.blame = lambda *_: Blame.EXACT
+    recovery.blame = lambda *_: Blame.EXACT
     Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=0)
 
 
@@ -168,8 +168,8 @@ def ended_permits() -> None:
 
 def excuses() -> None:
     """Whatever became of a worker may be the fault of what it ran."""
-    blame = judge.blame
-    judge.blame = lambda job, ran, *known: blame(
+    blame = recovery.blame
+    recovery.blame = lambda job, ran, *known: blame(
         job, ran._replace(excused=False, stopping=False), *known
     )
 

@@ -18,9 +18,9 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, claim_id, digest, parse
 from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
 from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
-from celery_superfetch.reaper.judge import Judge
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
+from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.history import History
@@ -116,7 +116,7 @@ class Bench:
         self.database.is_registered = lambda task: True
         self.keys, self.scripts = self.database.keys, self.database.scripts
         self.registry = Registry(self.database)
-        self.recoveries = Judge(self.database)
+        self.recoveries = StrikeCounters(self.database)
         self.dead_set = DeadSet(self.database)
         self.parked, self.history = Parked(self.database), History(self.database)
         self.driver = Driver.over(self.database)

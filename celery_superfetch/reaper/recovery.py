@@ -1,6 +1,12 @@
-"""Decides on jobs whose owner lost them, for the reaper and for ``LostRuns``: builds the
-recoveries, asks the receivers of ``job_recovering``, and logs and signals what was done. The
-scripts that the callers run in between move and count the jobs."""
+"""Decides whether a job that its owner lost runs again, and reports what was done with it.
+
+The reaper calls this for the jobs of a dead owner, and a worker for jobs whose pool process was
+lost. A decision takes three steps: `recoveries_of` reads the history of each job, `decision_of`
+asks the receivers of the signal `job_recovering`, and `StrikeCounters.carry_out` moves and counts
+the jobs on the server; then `report_outcome` logs and sends the signal. If the process dies before
+the jobs are moved, nothing has changed, and the next pass decides anew. If it dies after that, the
+jobs have moved, and their log lines and signals are missed.
+"""
 
 from __future__ import annotations
 
@@ -29,37 +35,38 @@ from ..store.counters import Outcome, StrikeCounters
 logger = one_line_each(logging.getLogger(__name__))
 
 
-class Judge(StrikeCounters):
-    """The strike counters, with the recoveries that follow from them."""
+def recoveries_of(
+    jobs: Sequence[Job],
+    strike_counters: StrikeCounters,
+    running: Running,
+    limits: Limits,
+    struck: Collection[str] = (),
+    **details: str,
+) -> list[Recovery]:
+    """Build the recoveries of some jobs of one owner, from the history of each.
 
-    def recoveries(
-        self,
-        jobs: Sequence[Job],
-        running: Running,
-        limits: Limits,
-        struck: Collection[str] = (),
-        **details: str,
-    ) -> list[Recovery]:
-        """Build the recoveries of some jobs of one owner, from the history of each.
+    Arguments:
+        running: the jobs that the owner was running.
+        struck: digests that have had the strike of this death: copies of a message share them.
+        details: as for ``Recovery.of``.
 
-        Arguments:
-            running: the jobs that the owner was running.
-            struck: digests that have had the strike of this death: copies of a message share them.
-            details: as for ``Recovery.of``.
-        """
-        recoveries, counters = [], self.counters([digest(job.payload) for job in jobs])
-        for job, record in zip(jobs, counters, strict=True):
-            blamed = blame(job.claim_id, running, record, limits)
-            if digest(job.payload) in struck:
-                blamed = Blame.NONE
-            envelope, own = parse(job.payload), running.own
-            recoveries.append(
-                Recovery.of(job, envelope, record, blame=blamed, limits=limits, own=own, **details)
-            )
-        return recoveries
+    Raises:
+        RedisError: the histories cannot be read.
+    """
+    counters = strike_counters.counters([digest(job.payload) for job in jobs])
+    recoveries = []
+    for job, record in zip(jobs, counters, strict=True):
+        blamed = blame(job.claim_id, running, record, limits)
+        if digest(job.payload) in struck:
+            blamed = Blame.NONE
+        envelope, own = parse(job.payload), running.own
+        recoveries.append(
+            Recovery.of(job, envelope, record, blame=blamed, limits=limits, own=own, **details)
+        )
+    return recoveries
 
 
-def ask(recovery: Recovery, sender: Any) -> Decision:
+def decision_of(recovery: Recovery, sender: Any) -> Decision:
     """Ask the receivers of ``job_recovering``. KILL outweighs RECOVER, and the shipped guard
     decides if no other receiver does. A receiver that raises, or answers anything else, is
     ignored."""
@@ -87,10 +94,9 @@ def warn_of(recovery: Recovery) -> None:
     logger.warning("Job %s: %s (%s).", recovery.title, recovery.outlook, recovery.reason)
 
 
-def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
-    """Log and signal the outcome of a recovery; return the dead job, if it is one now. If the
-    process dies before that, the job has moved, and its signal is missed; a notice is on its
-    queue."""
+def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
+    """Log the outcome of a recovery, and send its signal; return the dead job, if it is one now.
+    Where a failure notification was put on the job's queue, that one sends ``job_killed`` later."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         often = recovery.blame is Blame.STOP and recovery.stops >= STOPS_NAMED
@@ -109,6 +115,6 @@ def tell(outcome: Outcome, sender: Any) -> DeadJob | None:
         command(),
         dead.id,
     )
-    if outcome.notice is None:  # else the notice sends the signal
+    if outcome.notice is None:
         job_killed.send(sender=sender, job=dead)
     return dead
