@@ -36,7 +36,7 @@ from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
 from .outcomes import exception_of, name_of_raised
-from .stopping import SOLO, is_of, told_to_stop
+from .stopping import SOLO, end_late_start, is_of, told_to_stop
 from .unreceivable import check_fields, settle
 
 logger = one_line_each(get_logger(__name__))
@@ -152,6 +152,8 @@ class CountedRequest(Request):
             )
             if not self.task.acks_late:
                 self.acknowledge()  # else it would keep its place in the prefetch
+        if self.delivery is not None:
+            end_late_start(self.delivery.owner)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = exception_of(exc_info)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from time import sleep
 from typing import Any
 
+from billiard.pool import ApplyResult
+from celery.concurrency.asynpool import ResultHandler
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -28,6 +30,11 @@ logger = one_line_each(get_logger(__name__))
 SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
 AGAIN = 0.05  # s until a signal is sent again that interrupted the loop under its lock
 LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal handlers set
+
+#: Code that reads the message of a pool process, and that handles the start of a job.
+READS = frozenset({ResultHandler._recv_message.__code__, ApplyResult._ack.__code__})
+#: Code that handles the end of a job; it runs within ``_recv_message``.
+ENDS = ApplyResult._set.__code__
 
 
 def is_of(pool: Any, module: str) -> bool:
@@ -129,9 +136,11 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
     if pool is not None and pool.is_green:
         # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
-    elif pool is not None and not pool.signal_safe and _is_at_work(worker, pool):
-        # The handler stops the pool and joins its threads. If this thread, which the signal has
-        # interrupted, holds a lock that the handler or one of them needs, all wait for ever.
+    elif pool is not None and not is_of(pool, SOLO) and _is_at_work(worker, pool, frame):
+        # The handler stops the pool and joins its threads or processes. If this thread, which the
+        # signal has interrupted, holds a lock that the handler or one of the threads needs, all
+        # wait for ever. If it is about to learn that a job runs in a process, the handler does not
+        # end that job, and waits for it.
         _again(AGAIN, number)
     elif pool is not None and is_of(pool, SOLO) and wait > 0 and busy:
         # The handler would sleep on top of the job, which is to finish in that time.
@@ -141,19 +150,48 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         state.should_stop = EX_OK
         _again(wait, number)
     else:
+        for owner in owners_of(worker):
+            owner.runner.ends_jobs = owner.runner.prefork
         handler(number, frame)
 
 
-def _is_at_work(worker: Any, pool: Any) -> bool:
-    """Return whether this thread may hold the lock of an owner's jobs in flight, or that of a pool
-    of threads, which it holds while a new thread comes up: a job that stops its worker at once may
-    do so then."""
+def end_late_start(owner: Owner) -> None:
+    """End the running jobs if a cold shutdown has begun; called when a job's start was read.
+
+    Celery's handler ends the jobs whose start the worker has read, and then waits for the pool. The
+    pool reads on meanwhile. A job whose start it reads only then would run to its end, and the
+    worker would wait for it: for hours, or until it is killed.
+    """
+    if owner.runner.ends_jobs:
+        consumer = owner.runner.worker.consumer
+        if hasattr(consumer, "cancel_active_requests"):
+            consumer.cancel_active_requests()
+        else:  # Celery 5.5
+            consumer.cancel_all_unacked_requests()
+
+
+def _is_at_work(worker: Any, pool: Any, frame: Any) -> bool:
+    """Return whether this thread reads that a pool process has started a job, or may hold the lock
+    of an owner's jobs in flight, or that of a pool of threads, which it holds while a new thread
+    comes up: a job that stops its worker at once may do so then."""
     if is_of(pool, THREADS) and pool.executor._shutdown_lock.locked():
+        return True
+    if _reads_start(frame):
         return True
     for owner in owners_of(worker):
         with suppress(RuntimeError):  # a condition raises it where the lock is not held
             threading.Condition(owner.leases.lock).notify(0)
             return True
+    return False
+
+
+def _reads_start(frame: Any) -> bool:
+    """Return whether an interrupted frame reads the message of a pool process, or handles the start
+    of its job."""
+    while frame is not None and frame.f_code is not ENDS:
+        if frame.f_code in READS:
+            return True
+        frame = frame.f_back
     return False
 
 

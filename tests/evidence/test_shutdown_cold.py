@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import pytest
+
 from support.rows import row
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.scene import Scene
 
 #: Longer than it takes to look, shorter than anybody's patience.
@@ -158,3 +161,52 @@ def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(worker,
     ledger.release("lock")
     assert one.wait_exit() == 0
     assert ledger.runs()["job"] == 1
+
+
+@pytest.mark.parametrize("soft", [0, SOFT])
+@pytest.mark.parametrize("without", ["", "ends_of_late_starts"])
+def test_a_job_whose_start_a_stopping_worker_has_not_read_is_ended_as_well(
+    worker, shop, ledger, db, soft, without
+):
+    """On a busy machine a job runs for a moment before its worker knows. The control, as stock
+    does: the worker waits for that job, however long it runs."""
+    settings = {"env": {"HAPPENS": "slow_processes", "WITHOUT": without}, "concurrency": 1}
+    one = worker(conf={"worker_soft_shutdown_timeout": soft}, **settings).wait_ready()
+    shop.hold.delay("job")
+    eventually(lambda: ledger.starts().get("received"))
+    os.kill(one.pid, signal.SIGSTOP)
+    ledger.release("received")
+    eventually(lambda: ledger.starts().get("job"))
+    one.quit()
+    os.kill(one.pid, signal.SIGCONT)
+    if without:
+        always(one.alive, during=3)
+        ledger.release("job")
+    assert one.wait_exit() == 0
+    assert set(ledger.finishes()) == ({"job"} if without else set())
+    assert db.waiting() == ([] if without else ["job"])
+
+
+@pytest.mark.parametrize("without", ["", "undisturbed_starts"])
+def test_a_quit_that_finds_the_loop_at_the_start_of_a_job_comes_after_that(
+    worker, shop, ledger, db, without
+):
+    """The control, as stock does: Celery's handler waits for the end of the job, since it does not
+    know yet that it runs, and the loop beneath, which does, waits for the handler."""
+    env = {"HAPPENS": "slow_starts", "WITHOUT": without}
+    one = worker(env=env, options={"heartbeat_interval": 0.5}, concurrency=1).wait_ready()
+    [owner] = db.owners()
+    shop.hold.delay("job")
+    eventually(lambda: {"accepted", "job"} <= ledger.starts().keys())
+    one.quit()
+    eventually(lambda: db.fact(owner, "state") == "stopping")
+    if without:
+        ledger.release("accepted")
+        always(one.alive, during=3)
+        ledger.release("job")
+        eventually(lambda: "job" in ledger.finishes())
+        return
+    ledger.release("accepted")
+    assert one.wait_exit() == 0
+    assert not ledger.finishes()
+    assert db.waiting() == ["job"]

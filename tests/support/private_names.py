@@ -239,6 +239,7 @@ billiard
         pool:ApplyResult._time_accepted
     take a job back from the pool: pool:ApplyResult.discard()
     hear what a dead child has said: process:BaseProcess._is_alive()
+    end a job whose start it reads at a cold shutdown: pool:ApplyResult._ack
     know that a process was told to end: common:terminate_handler_fired()>=4.3
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
@@ -246,6 +247,7 @@ celery concurrency.
         asynpool:Worker._ensure_messages_consumed(completed=) asynpool:Worker.prepare_result(result)
         asynpool:Worker.outq asynpool:Worker.maxtasks asynpool:Worker.max_memory_per_child
         asynpool:AsynPool.Worker prefork:TaskPool.Pool
+    end a job whose start it reads at a cold shutdown: asynpool:ResultHandler._recv_message
     give no job to a busy process: asynpool:SCHED_STRATEGY_FAIR
     withdraw a job from a process that leaves: asynpool:_get_job_writer(job)
         asynpool:AsynPool._put_back

@@ -19,6 +19,7 @@ class Runner:
     #: Makes the notice of a killed job for its queue list; None: nobody here could tell its caller.
     notice: Callable[[str], bytes] | None = None
     run_counts: Any = None  # how its runs end; only a worker counts
+    ends_jobs = False  # a cold shutdown has begun: the running jobs are ended
     failure: BaseException | None = None  # what ends that loop, at its next turn at the latest
 
     def is_registered(self, task: str) -> bool:

@@ -11,6 +11,7 @@ import resource
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from celery_superfetch.owner.process_owners import owners_of_process
 from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
+from celery_superfetch.worker.pool_process import PoolProcess
 from support.apps.build import STEP
 from support.driver import Driver
 from support.interventions import call_before_acks
@@ -194,6 +196,34 @@ def slow_loop() -> None:
         sender.timer.call_repeatedly(STEP, stay)
 
     worker_ready.connect(look, weak=False)
+
+
+def slow_processes() -> None:
+    """A pool process starts a job that it has received when it is told to."""
+    in_time = PoolProcess._only_in_time
+
+    def slowly(self: PoolProcess, receive: Callable[[], Any]) -> Callable[[], Any]:
+        receive = in_time(self, receive)
+
+        def receive_slowly() -> Any:
+            if message := receive():
+                until_released("received")
+            return message
+
+        return receive_slowly
+
+    PoolProcess._only_in_time = slowly
+
+
+def slow_starts() -> None:
+    """The worker handles the start of a job until it is told to go on."""
+    on_accepted = Request.on_accepted
+
+    def accept_slowly(self: Request, *args: Any) -> None:
+        until_released("accepted")
+        on_accepted(self, *args)
+
+    Request.on_accepted = accept_slowly
 
 
 def rests() -> None:

@@ -40,7 +40,7 @@ from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
 from celery_superfetch.worker import handover as starts
 from celery_superfetch.worker import maintenance as maintenance_of
-from celery_superfetch.worker import prefork, steps, unknown_tasks, unreceivable
+from celery_superfetch.worker import prefork, steps, stopping, unknown_tasks, unreceivable
 from celery_superfetch.worker import request as request_of_jobs
 from celery_superfetch.worker import settling as settling_of_jobs
 from celery_superfetch.worker.handover import Handover
@@ -214,6 +214,16 @@ def stopper() -> None:
     steps.Stopper.requeue_waiting = lambda self: None
     before_the_pool.told_to_stop = lambda owner: False
     prefork.keep_what_runs = lambda pool, requeue: None
+
+
+def ends_of_late_starts() -> None:
+    """A cold shutdown waits for a job whose start the worker reads too late."""
+    request_of_jobs.end_late_start = lambda owner: None
+
+
+def undisturbed_starts() -> None:
+    """A cold shutdown begins while the worker handles the start of a job."""
+    stopping._reads_start = lambda frame: False
 
 
 def maintenance() -> None:
