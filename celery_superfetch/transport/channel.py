@@ -217,6 +217,7 @@ class Channel(FrugalChannel):
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
         while (claimed := self.fetch.claim_one(lists)) is not None:
             if (message := self.qos.receive(claimed)) is not None:
+                self.owner.leases.deliver(claimed.job)
                 return message
         return None
 

@@ -75,7 +75,6 @@ class Delivery:
         """Requeue the job to the ``front`` or the ``back`` of its queue, without a strike."""
         if self.is_open:
             self.drop()
-            self.owner.leases.end(self.job)
             self.channel.fetch.requeue([self.job], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
@@ -246,7 +245,8 @@ class QoS:
         if not (back := self._in_hand()):
             return []
         fetch, owner = self.channel.fetch, self.channel.owner
-        fetch.requeue(back)
+        owner.leases.close(back)
+        fetch.poller.wake()
         if given := sum(not owner.leases.is_running(job) for job in back):
             logger.info("Channel closed: requeued %s.", number(given, "job"))
         for job in back:

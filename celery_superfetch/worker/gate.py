@@ -254,7 +254,7 @@ class Gate(Runner):
             if self.threads and not handover.take():
                 self.failure = exc
                 return
-            handover.owner.leases.end(handover.job)
+            handover.owner.leases.take_back(handover.job)
             self.out.discard(handover)
             if self.prefork:
                 call = handover.args, handover.kwargs
@@ -332,8 +332,7 @@ class Gate(Runner):
         if delivery.channel.closed and not request.acknowledged:
             request.acknowledged = True
             return delivery.requeue()
-        owner.leases.end(job)
-        owner.leases.wait(job)
+        owner.leases.take_back(job)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
             owner.leases.unrecord(job)
         # The process may run another job by now: if this one is terminated, that must not die.

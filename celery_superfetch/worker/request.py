@@ -73,8 +73,10 @@ class CountedRequest(Request):
             message.is_read = True
             raise
         if self.delivery is not None:
-            asks = self.task.Strategy == ASKS_FIRST
-            self.delivery.owner.leases.wait(self.delivery.job, asks)
+            leases = self.delivery.owner.leases
+            reports_its_start = self.task.Strategy == ASKS_FIRST
+            note = leases.reserve if reports_its_start else leases.deliver
+            note(self.delivery.job)
         check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):

@@ -113,7 +113,7 @@ class Discards:
             here,
             other.node or other.owner,
         )
-        delivery.owner.leases.wait(delivery.job)
+        delivery.owner.leases.reserve(delivery.job)
         self._waiting[delivery.job] = delivery
         if self._too_many_wait():  # Celery 5.5 clears its timer at a lost connection
             self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}

@@ -189,9 +189,12 @@ class Worker:
         self.landed.clear()
         self.driver.lists.unland(self.owner, dict.fromkeys(self._lists, 0))
 
-    def deliver(self) -> None:
-        """What was claimed is there, and does not start yet."""
+    def deliver(self, reserves: bool = True) -> None:
+        """Give what was claimed to its consumer, which reports the start of what it ``reserves``;
+        nothing starts yet."""
         for claimed in self.waits:
+            if reserves:
+                self.driver.reserve(claimed.job)
             self.driver.deliver(claimed.job)
 
     def claim_alone(self, queue_list: str) -> bool:
@@ -211,7 +214,7 @@ class Worker:
 
     def claim_alone_and_lose_the_reply(self, queue_list: str, stage: Stage) -> None:
         driver = self.driver
-        if self.runs or driver.has_gathered or driver.needs_reconcile:  # then it is not asked for
+        if self.runs or driver.has_delivered or driver.needs_reconcile:  # then it is not asked for
             return
         self.deliver()
         stage.sends.lose = True
@@ -276,13 +279,11 @@ class Worker:
     def reject(self, claimed: Claimed) -> None:
         """A task raised ``Reject(requeue=True)``."""
         self.runs.remove(claimed)
-        self.driver.end_run(claimed.job)
         self.driver.requeue([claimed.job])
 
     def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
         """The pool child that ran it was lost."""
         self.runs.remove(claimed)
-        self.driver.end_run(claimed.job)
         self.driver.recover_or_kill(claimed.job, "pool child lost", sender, limits)
 
     def learn(self) -> None:

@@ -121,15 +121,15 @@ class Fleet(RuleBasedStateMachine):
             self._work(worker, most, starts)
 
     @some(anybody)
-    @rule(data=st.data(), most=st.integers(1, 4), starts=st.booleans())
-    def claim(self, data: st.DataObject, most: int, starts: bool) -> None:
-        self._work(self.who(data, anybody), most, starts)
+    @rule(data=st.data(), most=st.integers(1, 4), starts=st.booleans(), reserves=st.booleans())
+    def claim(self, data: st.DataObject, most: int, starts: bool, reserves: bool) -> None:
+        self._work(self.who(data, anybody), most, starts, reserves)
 
-    def _work(self, worker: Worker, most: int, starts: bool) -> None:
+    def _work(self, worker: Worker, most: int, starts: bool, reserves: bool = True) -> None:
         worker.claim(most)
         for claimed in list(worker.waits) if starts else ():
             self._start(worker, claimed)
-        worker.deliver()
+        worker.deliver(reserves)
 
     @precondition(lambda self: living(self) and self.suspects())
     @rule(data=st.data(), starts=st.booleans())
@@ -175,6 +175,8 @@ class Fleet(RuleBasedStateMachine):
         assert before is not None
         # The other rules say how a run ends.
         events = [event for event in driver.events(job) if waits or event == "close"]
+        if not events:  # it runs, and its channel is closed: its end is all that comes
+            return None
         event = data.draw(st.sampled_from(events))
         if event == "start":
             return self._start(worker, claimed)

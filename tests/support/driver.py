@@ -18,7 +18,7 @@ from celery_superfetch.model.permit import clock
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import IDLE, MOVES, RUNNING, Move, State
+from celery_superfetch.owner.in_flight.jobs import TRANSITIONS, Event, State
 from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
 from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.owner.in_flight.outbox import ACKS, LEFT_MOST
@@ -39,16 +39,15 @@ PARK_MIN_S = WORTH_PARKING
 SECOND_CHECK_S = lost_claims.LATE_CLAIM
 Executor = Runner
 
-#: Event -> the move that stands for it, and the states in which it is called so. Each event is a
-#: method of `Driver`.
-EVENTS: Mapping[str, tuple[Move, Collection[State]]] = {
-    "reserve": (Move.WAIT, State),
-    "gather": (Move.GATHER, State),
-    "start": (Move.START, State),
-    "end_run": (Move.END, State),
-    "requeue": (Move.REQUEUE, IDLE),
-    "close": (Move.REQUEUE, RUNNING),
-    "finish": (Move.ACK, State),
+#: Method of `Driver` -> the event that it stands for.
+EVENTS = {
+    "deliver": Event.DELIVER,
+    "reserve": Event.RESERVE,
+    "start": Event.START,
+    "take_back": Event.TAKE_BACK,
+    "requeue": Event.REQUEUE,
+    "close": Event.CLOSE,
+    "finish": Event.ACK,
 }
 
 
@@ -94,15 +93,11 @@ class Driver:
     def events(self, job: Job) -> list[str]:
         """Return the events that change a job's state now: each is a method of this class."""
         state = self._in_flight.jobs.get(job)
-        return [
-            event
-            for event, (move, states) in EVENTS.items()
-            if state in MOVES[move] and state in states
-        ]
+        return [name for name, event in EVENTS.items() if state in TRANSITIONS[event]]
 
     def state_after(self, state: str, event: str) -> str:
         """Return the name of the state to which an event leads from another."""
-        return MOVES[EVENTS[event][0]][State[state]].name
+        return TRANSITIONS[EVENTS[event]][State[state]].name
 
     def is_running(self, job: Job) -> bool:
         """Return whether the pool has a job, also one whose channel is closed."""
@@ -110,7 +105,7 @@ class Driver:
 
     def is_reserved(self, job: Job) -> bool:
         """Return whether the consumer of a job will report its start, and has not."""
-        return self._in_flight.jobs.get(job) is State.WAITING
+        return self._in_flight.jobs.get(job) is State.RESERVED
 
     def may_start(self, job: Job) -> bool:
         """Return whether a job waits to be started; False for ever once it does not."""
@@ -129,12 +124,12 @@ class Driver:
     @property
     def detached_count(self) -> int:
         """How many jobs still run although their channel is closed."""
-        return self._in_flight.jobs.counts[State.OUTLIVED]
+        return self._in_flight.jobs.counts[State.DETACHED]
 
     @property
-    def has_gathered(self) -> bool:
+    def has_delivered(self) -> bool:
         """Whether a consumer has jobs whose start it does not report."""
-        return self._in_flight.jobs.counts[State.GATHERED] > 0
+        return self._in_flight.jobs.counts[State.DELIVERED] > 0
 
     @property
     def solo(self) -> Job | None:
@@ -187,7 +182,8 @@ class Driver:
         self._in_flight.jobs.add(job)
 
     def deliver(self, job: Job) -> None:
-        """Give a job to its consumer; until it starts, it does not count as running."""
+        """Give a job to its consumer; until it starts, it does not count as running. Without
+        ``reserve`` before this, its consumer does not report its start."""
         self._in_flight.delivered(job)
 
     def unrecord(self, job: Job) -> None:
@@ -195,20 +191,19 @@ class Driver:
         self._in_flight.unrecord(job)
 
     def reserve(self, job: Job) -> None:
-        """Note that the consumer of a job reports its start."""
-        self._in_flight.wait(job)
-
-    def gather(self, job: Job) -> None:
-        """Note that the consumer of a job does not report its start."""
-        self._in_flight.wait(job, asks=False)
+        """Note that a request waits to start a job."""
+        self._in_flight.reserve(job)
 
     def start(self, job: Job, *, record: bool = True) -> float:
-        """Start a job; return until when it may begin (``clock``), or 0.0 if it may not start."""
+        """Start a job; return until when it may begin (``clock``), or 0.0 if it may not start. One
+        that its consumer does not have yet is reserved first."""
+        if self.state(job) == State.FETCHED.name:
+            self.reserve(job)
         return self._in_flight.start(job, record=record)
 
-    def end_run(self, job: Job) -> None:
-        """End the run of a job without an ack."""
-        self._in_flight.end(job)
+    def take_back(self, job: Job) -> None:
+        """Note that the pool did not begin with a job: it waits again."""
+        self._in_flight.take_back(job)
 
     def stop_run(self, job: Job) -> None:
         """End the run of a job because its process is stopping: its requeue counts as a stop."""
@@ -219,12 +214,12 @@ class Driver:
         self._in_flight.ack(claimed)
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Requeue jobs that do not run, in this order."""
+        """Requeue jobs in this order; a run of one has ended."""
         self._in_flight.requeue(jobs, where)
 
     def close(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Close the channel of jobs: those that run continue, the others are requeued."""
-        self._in_flight.requeue(jobs, where)
+        self._in_flight.close(jobs, where)
 
     def requeue_reserved(self, jobs: Iterable[Job]) -> list[Job]:
         """Requeue those of some jobs whose consumers report starts and have not; return them."""

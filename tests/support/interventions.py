@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Move
+from celery_superfetch.owner.in_flight.jobs import Event
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
 from celery_superfetch.owner.in_flight.outbox import Outbox
@@ -105,7 +105,7 @@ def forget_starts() -> None:
 
     def begin_and_forget(self: InFlight, job: Job, *, record: bool = True) -> float:
         deadline = begin(self, job, record=record)
-        self.jobs.move(job, Move.END)
+        self.jobs.apply(job, Event.TAKE_BACK)
         return deadline
 
     InFlight.start = begin_and_forget
@@ -113,7 +113,7 @@ def forget_starts() -> None:
 
 def count_no_stops() -> None:
     """Requeue a run that a stop cut short like a job that only waited."""
-    InFlight.cut_short = InFlight.end
+    InFlight.cut_short = InFlight.take_back
 
 
 def claim_no_suspects_alongside() -> None:

@@ -17,7 +17,7 @@ from ...model.job import Claimed, Job
 from ...model.permit import StartPermit, clock
 from ...store.database import Database
 from ...store.private_lists import Claims, earlier_of
-from .jobs import IDLE, Move, State
+from .jobs import HELD, RUNS, Event, State
 from .lost_claims import LostClaims
 from .outbox import Outbox
 from .runner import CONSUMER, Runner
@@ -64,10 +64,9 @@ class InFlight(Outbox):
         level (s)."""
         with self.lock:
             self.flush()
-            # What is gathered begins unseen.
-            for job, state in self.jobs.items():
-                if state is State.GATHERED or self.jobs.runs(job):
-                    return None
+            # A job that is with such a consumer may have begun.
+            if any(state is State.DELIVERED or state in RUNS for state in self.jobs.values()):
+                return None
             claimed = self._claim_suspect(owner, queue_list)
             if claimed is not None:
                 self.jobs.alone = claimed.job
@@ -128,13 +127,21 @@ class InFlight(Outbox):
         self.jobs.suspects.add(job)
         return Claimed(job, earlier_of(reply[2]))
 
-    def wait(self, job: Job, asks: bool = True) -> None:
-        """Its consumer hands the job over before it begins; one that does not ask gathers jobs."""
+    def reserve(self, job: Job) -> None:
+        """Note that a request waits to start a job: until it starts, the job may be requeued."""
         with self.lock:
-            self.jobs.move(job, Move.WAIT if asks else Move.GATHER)
+            self.jobs.apply(job, Event.RESERVE)
+
+    def deliver(self, job: Job) -> None:
+        """Note that a job is with a consumer that does not report when it begins."""
+        with self.lock:
+            self.jobs.apply(job, Event.DELIVER)
 
     def delivered(self, job: Job) -> None:
-        """Its consumer has the job: one that only waits now does not count as running."""
+        """Note that the consumer of a job was called. If the job only waits now, clear the start
+        record that it got with its claim."""
+        if self.jobs.get(job) is State.FETCHED:
+            self.deliver(job)
         if job in self.jobs.recorded:
             with self.lock:
                 if self.may_start(job):
@@ -158,7 +165,7 @@ class InFlight(Outbox):
     @property
     def detached_count(self) -> int:
         """The number of jobs that still run although their channel is closed."""
-        return self.jobs.counts[State.OUTLIVED]
+        return self.jobs.counts[State.DETACHED]
 
     def deadline(self, job: Job) -> float:
         """Return until when a job may begin (``clock``); 0.0 if it may not begin now."""
@@ -187,8 +194,8 @@ class InFlight(Outbox):
         return count
 
     def may_start(self, job: Job) -> bool:
-        """Whether the job is ours and waits to be started; False for ever once it is not."""
-        return self.jobs.get(job) in IDLE
+        """Return whether a job waits to be started; False for ever once it does not."""
+        return self.jobs.get(job) in HELD
 
     def start(self, job: Job, *, record: bool = True) -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
@@ -209,19 +216,22 @@ class InFlight(Outbox):
                     self._drop_start(job)
                     return 0.0
             self.jobs.recorded.discard(job)
-            self.jobs.move(job, Move.START)
-            return deadline
+            return deadline if self.jobs.apply(job, Event.START) else 0.0
 
-    def end(self, job: Job) -> None:
+    def take_back(self, job: Job) -> None:
+        """Note that the pool did not begin with a job: it waits to be started again."""
         with self.lock:
-            self.jobs.move(job, Move.END)
+            if self.jobs.apply(job, Event.TAKE_BACK) is State.RETURNING:
+                self._returns[job] = "front", 0.0
 
     def cut_short(self, job: Job) -> None:
-        """End the run of a job because this process is stopping: its requeue counts as a stop."""
+        """End the run of a job because this process is stopping: its requeue counts as a stop. It
+        is requeued when its channel closes, in the order of the claims."""
         with self.lock:
             if self.jobs.runs(job):
+                self.jobs.has_run.add(job)
                 self.jobs.cut_short.add(job)
-            self.jobs.move(job, Move.END)
+            self.take_back(job)
 
     def put_on_probation(self, job: Job) -> None:
         """Requeue a job to wait for a solo run. If this process dies in between, the job is marked,
@@ -237,24 +247,24 @@ class InFlight(Outbox):
             self._exchange([])
 
     def requeue_waiting(self, jobs: Iterable[Job]) -> list[Job]:
-        """Give back, in this order, those whose consumers have not handed them over, and now
-        cannot; returns those that went."""
+        """Requeue, in this order, those that wait to be started, which now cannot; return these. A
+        run that was cut short may not have ended yet: its job is requeued at the close."""
         with self.lock:
-            back = [job for job in jobs if self.jobs.get(job) is State.WAITING]
+            waiting = (job for job in jobs if self.jobs.get(job) is State.RESERVED)
+            back = [job for job in waiting if job not in self.jobs.cut_short]
             self.requeue(back)
             return back
 
     def requeue_all(self) -> None:
-        """Give back whatever is still held, newest claims first."""
+        """Requeue all jobs, the newest claims first: the pool has ended."""
         with self.lock:
-            for job in self.jobs:  # the pool has ended
-                self.cut_short(job)
+            self.jobs.cut_short.update(filter(self.jobs.runs, self.jobs))
             self.requeue(reversed(list(self.jobs)))
 
     def requeue_idle(self) -> int:
-        """Requeue all that does not run, newest claims first; returns how many jobs do."""
+        """Requeue all jobs that do not run, the newest claims first; return how many do."""
         with self.lock:
-            self.requeue(reversed(list(self.jobs)))
+            self.close(reversed(list(self.jobs)))
             return sum(map(self.jobs.runs, self.jobs))
 
     def lose(self, job: Job) -> None:
@@ -269,7 +279,7 @@ class InFlight(Outbox):
             ours = [job for job in self.jobs if job.owner == owner]
             for job in ours:
                 self._drop_start(job)
-            self.requeue(job for job in reversed(ours) if self.jobs.get(job) is State.WAITING)
+            self.requeue(job for job in reversed(ours) if self.jobs.get(job) is State.RESERVED)
             lost = [job for job in ours if self.jobs.runs(job)]
             self._no_news.update(lost)
         for job in lost:

@@ -15,47 +15,53 @@ BATCH, ROOM = 100, 1024 * 1024
 
 
 class State(Enum):
-    """The local lifecycle of a claimed job, until it has left this process."""
+    """The local state of a claimed job, until it has left this process."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and called ten times a job
 
-    CLAIMED = "it is fetched, or with a consumer that may start it at any moment"
-    WAITING = "with a consumer that asks before it starts a job: it may be requeued"
-    GATHERED = "with a consumer that makes one run of many jobs, and does not say when it starts"
-    STARTED = "a pool has it: it runs, or is about to"
-    OUTLIVED = "it continues to run, but the channel that delivered it is closed"
-    RETURNING = "its requeue is being sent"
-    SETTLED = "its ack is being sent"
+    FETCHED = "claimed; its consumer does not have it yet"
+    DELIVERED = "with a consumer that does not report when it begins (plain kombu, a batch)"
+    RESERVED = "with a request that waits to be started"
+    RUNNING = "with the pool: it runs, or is about to"
+    DETACHED = "it runs, and the channel that delivered it is closed"
+    RETURNING = "its requeue is pending"
+    PARKING = "its move to the parked set is pending"
+    SETTLED = "its ack is pending"
+    GONE = "it has left this process"
 
 
-class Move(Enum):
-    """An event in that lifecycle."""
+class Event(Enum):
+    """An event in the life of a claimed job."""
 
     __hash__ = object.__hash__
 
-    WAIT = "its consumer will ask before it starts the job"
-    GATHER = "its consumer gathers jobs"
+    DELIVER = "its consumer has it, and does not report when it begins"
+    RESERVE = "a request waits to start it"
     START = "the pool gets it"
-    END = "its run has ended, or the pool did not get it"
-    REQUEUE = "it is requeued; a running job continues"
-    ACK = "it is acked"
+    TAKE_BACK = "the pool did not begin with it, or its run was ended because the process stops"
+    CLOSE = "the channel that delivered it is closed"
+    REQUEUE = "it is to go back to its queue; a run has ended"
+    PARK = "it is due later, and is to wait on the server"
+    REFUSE = "the server refused to park it"
+    ACK = "it is done"
+    LEAVE = "the server confirmed that it left, or has it no more"
 
 
-IDLE = (State.CLAIMED, State.WAITING, State.GATHERED)  # of a job that has not started
-RUNNING = (State.STARTED, State.OUTLIVED)
+HELD = (State.FETCHED, State.DELIVERED, State.RESERVED)  # of a job that has not started
+RUNS = (State.RUNNING, State.DETACHED)
 
 #: Event -> state before -> state after. An event changes no other state.
-MOVES: Mapping[Move, Mapping[State, State]] = {
-    Move.WAIT: {State.CLAIMED: State.WAITING},
-    Move.GATHER: {State.CLAIMED: State.GATHERED},
-    Move.START: dict.fromkeys(IDLE, State.STARTED),
-    Move.END: dict.fromkeys((*IDLE, State.STARTED, State.OUTLIVED), State.CLAIMED),
-    Move.REQUEUE: {
-        **dict.fromkeys(IDLE, State.RETURNING),
-        State.STARTED: State.OUTLIVED,
-        State.OUTLIVED: State.OUTLIVED,
-    },
-    Move.ACK: dict.fromkeys(State, State.SETTLED),
+TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
+    Event.DELIVER: {State.FETCHED: State.DELIVERED},
+    Event.RESERVE: dict.fromkeys((State.FETCHED, State.DELIVERED), State.RESERVED),
+    Event.START: dict.fromkeys((State.DELIVERED, State.RESERVED), State.RUNNING),
+    Event.TAKE_BACK: {State.RUNNING: State.RESERVED, State.DETACHED: State.RETURNING},
+    Event.CLOSE: {**dict.fromkeys(HELD, State.RETURNING), State.RUNNING: State.DETACHED},
+    Event.REQUEUE: dict.fromkeys((*HELD, *RUNS), State.RETURNING),
+    Event.PARK: dict.fromkeys(HELD, State.PARKING),
+    Event.REFUSE: {State.PARKING: State.RETURNING},
+    Event.ACK: dict.fromkeys((*HELD, *RUNS, State.RETURNING), State.SETTLED),
+    Event.LEAVE: dict.fromkeys((state for state in State if state is not State.GONE), State.GONE),
 }
 
 
@@ -80,32 +86,36 @@ class Jobs(dict[Job, State]):
         self.alone_until = 0.0
 
     def runs(self, job: Job) -> bool:
-        return self.get(job) in RUNNING
+        return self.get(job) in RUNS
 
     @property
     def unsettled(self) -> bool:
         return len(self) > self.counts[State.SETTLED]
 
     def add(self, job: Job) -> None:
-        self[job] = State.CLAIMED
-        self.counts[State.CLAIMED] += 1
+        self[job] = State.FETCHED
+        self.counts[State.FETCHED] += 1
 
-    def move(self, job: Job, move: Move) -> State | None:
-        """Apply an event to a job; return the new state, None if that did not change."""
-        if (before := self.get(job)) is None or (after := MOVES[move].get(before)) is None:
+    def apply(self, job: Job, event: Event) -> State | None:
+        """Change the state of a job; return the new one, or None if the event changes nothing."""
+        if (before := self.get(job)) is None:
             return None
-        if move is Move.END and before in RUNNING:
+        after = TRANSITIONS[event].get(before)
+        if after is None:
+            return None
+        if event is Event.LEAVE:
+            self._drop(job, before)
+            return after
+        if event is Event.REQUEUE and before in RUNS:
             self.has_run.add(job)
-        elif move is Move.WAIT:
-            self.has_run.discard(job)
         self.counts[before] -= 1
         self.counts[after] += 1
         self[job] = after
         return after
 
-    def drop(self, job: Job) -> None:
-        if (state := self.pop(job, None)) is not None:
-            self.counts[state] -= 1
+    def _drop(self, job: Job, state: State) -> None:
+        del self[job]
+        self.counts[state] -= 1
         for jobs in (self.recorded, self.cut_short, self.suspects, self.has_run):
             jobs.discard(job)
         if job == self.alone:

@@ -195,7 +195,6 @@ class LostRuns:
             if done := self._carry_out(recovery, how(recovery), notice=notice):
                 return done
         # Ownership was lost, or other owners change its counters without end.
-        self.in_flight.end(job)
         self.in_flight.requeue([job])
         return None
 

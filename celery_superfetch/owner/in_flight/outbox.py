@@ -26,7 +26,7 @@ from ...store.history import History
 from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
-from .jobs import Jobs, Move, State, batches
+from .jobs import Event, Jobs, State, batches
 from .lost_jobs import LostJobs
 from .parking import Parking
 
@@ -108,7 +108,7 @@ class Outbox(Structure):
     def ack(self, claimed: Claimed) -> None:
         """Settle a job with whatever is sent next; one that is not held is not ours."""
         with self.lock:
-            if self.jobs.move(claimed.job, Move.ACK):
+            if self.jobs.apply(claimed.job, Event.ACK):
                 self._part(claimed.job.owner).acks.append(claimed)
 
     def record(self, job: Job) -> None:
@@ -119,11 +119,18 @@ class Outbox(Structure):
         return self._next.setdefault(owner, _Part([], {}))
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
-        """Give jobs back in the order given (newest first for the front), but for what runs. What
-        cannot be given back now is, as soon as the server can be asked."""
+        """Requeue jobs in the order given (newest first for the front); a run of one has ended.
+        What cannot be sent now is sent as soon as the server can be asked."""
+        self._return(jobs, Event.REQUEUE, where)
+
+    def close(self, jobs: Iterable[Job], where: str = "front") -> None:
+        """Close the channel of jobs: those that run continue, the others are requeued."""
+        self._return(jobs, Event.CLOSE, where)
+
+    def _return(self, jobs: Iterable[Job], event: Event, where: str) -> None:
         with self.lock:
             for job in jobs:
-                if self.jobs.move(job, Move.REQUEUE) is State.RETURNING:
+                if self.jobs.apply(job, event) is State.RETURNING:
                     self._returns[job] = where, 0.0
             try:
                 self._send_returns()
@@ -131,18 +138,20 @@ class Outbox(Structure):
                 logger.warning(NOT_YET, self.jobs.counts[State.RETURNING], exc)
 
     def drop(self, job: Job) -> None:
+        """Forget a job that has left by another way than an ack, a requeue or a park."""
         with self.lock:
-            self.jobs.drop(job)
+            self.jobs.apply(job, Event.LEAVE)
+            self._to_park.pop(job, None)
             self._returns.pop(job, None)
             self._may_be_returned.discard(job)
 
     def park(self, job: Job, due: float) -> bool:
-        """Have a job that is due then (server ms) wait on the server, if that is worth it; it is
-        not ours from here on."""
+        """Move a job that is due then (server ms) to the parked set with the next send, if that is
+        worth it; return False if the job stays."""
         with self.lock:
             if not self.parking.is_worth(due) or monotonic() < self._parks_from:
                 return False
-            if job in self.jobs:
+            if self.jobs.apply(job, Event.PARK):
                 self._to_park[job] = int(due)
             return True
 
@@ -164,13 +173,12 @@ class Outbox(Structure):
             parks = self._parks()
             return self._exchange(parks, last, wait=wait or bool(parks))
 
-    def _parks(self) -> list[Call]:
-        """What parks jobs. If it gets lost, they are what a private list holds and nobody knows."""
-        due, self._to_park = self._to_park, {}
-        for job in due:
-            self.drop(job)
+    def _parks(self) -> list[tuple[list[Job], Call]]:
+        """Return the calls that park jobs. They are sent until one is answered: a second call finds
+        no claim, and parks nothing."""
+        due = self._to_park
         groups = batches(dict.fromkeys(due, ""))
-        return [self.parked.park({job: due[job] for job in jobs}) for _, jobs in groups]
+        return [(jobs, self.parked.park({job: due[job] for job in jobs})) for _, jobs in groups]
 
     def post(self) -> None:
         """Send what waits, whatever becomes of this process; the answer is read later."""
@@ -236,14 +244,16 @@ class Outbox(Structure):
                 self.lost_jobs.add(job, job in self.jobs.has_run, is_repetition)
             self.drop(job)
 
-    def _exchange(self, parks: list[Call], last: Call | None = None, *, wait: bool = True) -> Any:
+    def _exchange(
+        self, parks: list[tuple[list[Job], Call]], last: Call | None = None, *, wait: bool = True
+    ) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
             self._pid, self._line, self._sent = own_pid(), Line(self.scripts), []
         waiting, self._next = self._next, {}
         new = [(owner, part) for owner, whole in waiting.items() for part in whole.split()]
         acks = [self._settle(owner, part) for owner, part in new]
-        calls = [*parks, *acks, *([last] if last else ())]
+        calls = [*(call for _, call in parks), *acks, *([last] if last else ())]
         if not calls and not self._line.owed:
             return None
         sent, self._sent = self._sent + new, []
@@ -264,8 +274,8 @@ class Outbox(Structure):
                 self._line.drop()
             self._unanswered([*sent, *self._sent])
             raise
-        for call, reply in zip(parks, theirs, strict=False):
-            self._note_parked(call, reply)
+        for (jobs, call), reply in zip(parks, theirs, strict=False):
+            self._note_parked(jobs, call, reply)
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered(self._sent)
         self._sent = sent[len(read) :]
@@ -279,11 +289,17 @@ class Outbox(Structure):
             raise theirs[-1]
         return theirs[-1] if last is not None else None
 
-    def _note_parked(self, call: Call, reply: Any) -> None:
+    def _note_parked(self, jobs: Sequence[Job], call: Call, reply: Any) -> None:
+        """Drop jobs that were parked; requeue those that the server refused to park."""
         if not isinstance(reply, Exception):
             self.parking.parked(min(call.args[2::3]))
+            for job in jobs:
+                self.drop(job)
             return
-        self.doubt, self._parks_from = True, monotonic() + REFUSED_INTERVAL
+        self._parks_from = monotonic() + REFUSED_INTERVAL
+        for job in jobs:
+            self._to_park.pop(job, None)
+        self._return(reversed(jobs), Event.REFUSE, "front")
         logger.error(
             "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
             "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",

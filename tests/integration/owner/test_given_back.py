@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.workers.bench import payload
 
 ONE, TWO, THREE = payload(1), payload(2), payload(3)
@@ -24,7 +26,6 @@ def test_the_control_gives_back_a_job_that_nobody_was_said_to_have(bench, owner)
     """Which is right, too, for one that its pool says that it has forgotten."""
     [one] = bench.take(owner, ONE)
     bench.hand_over(one)
-    bench.driver.end_run(one.job)
     bench.driver.requeue([one.job])
     assert (bench.queue(), bench.private(owner)) == ([ONE], [])
     assert bench.recorded(owner) == []
@@ -55,6 +56,31 @@ def test_only_those_that_are_handed_over_first_can_be_taken_back(bench, owner):
     bench.hand_over(three)
     assert bench.driver.requeue_reserved([three.job, two.job, one.job]) == [two.job]
     assert bench.queue() == [TWO]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_job_with_which_the_pool_did_not_begin_waits_again(bench, owner, is_closed):
+    """If its channel was closed meanwhile, its request is forgotten: another worker runs it."""
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    if is_closed:
+        bench.driver.close([one.job])
+    bench.driver.take_back(one.job)
+    assert bench.driver.is_reserved(one.job) is not is_closed
+    bench.driver.flush()
+    assert bench.queue() == [ONE] * is_closed
+    assert (one.job in bench.driver) is not is_closed
+
+
+def test_a_run_that_was_cut_short_is_requeued_at_the_close_and_not_before(bench, owner):
+    """It may not have ended: a solo pool's job unwinds in the thread that is being stopped."""
+    one, two = bench.take(owner, ONE, TWO)
+    bench.hand_over(one)
+    bench.driver.stop_run(one.job)
+    bench.driver.reserve(two.job)
+    assert bench.driver.requeue_reserved([two.job, one.job]) == [two.job]
+    bench.driver.close([one.job])
+    assert bench.queue() == [ONE, TWO]
 
 
 def test_at_the_end_all_are_given_back(bench, owner):

@@ -25,7 +25,6 @@ def requeue_missing(bench: Bench, owner: Facts, count: int = 1, *, has_run: bool
     claims = bench.take(owner, *(payload(number) for number in range(count)))
     if has_run:
         bench.hand_over(claims[0])
-        bench.driver.end_run(claims[0].job)
     bench.client.delete(bench.keys.private(owner.owner))
     bench.driver.requeue([claimed.job for claimed in claims])
 

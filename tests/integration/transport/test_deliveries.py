@@ -12,7 +12,7 @@ import pytest
 from kombu.asynchronous.hub import Hub
 
 from celery_superfetch.transport import poller
-from support.driver import Executor
+from support.driver import Driver, Executor
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish, turn_of
@@ -131,3 +131,14 @@ def test_a_callback_may_close_the_connection(url, bench, loop):
         eventually(lambda: turn() and inbox.messages, 10, 0)
         assert len(inbox.messages) == 1
     assert bench.queue() == [payload(2)]
+
+
+def test_a_consumer_without_requests_may_begin_at_any_moment(url, bench):
+    """No suspect runs alone beside such jobs, however they came."""
+    bench.push("mail", payload(1), payload(2))
+    with Inbox(url, prefetch=1) as inbox:
+        inbox.receive(1)
+        driver = Driver.of(inbox.channel.owner)
+        [pushed] = driver
+        pulled = inbox.channel.basic_get("mail").delivery.job
+        assert [driver.state(job) for job in (pushed, pulled)] == ["DELIVERED"] * 2

@@ -7,30 +7,42 @@ from pathlib import Path
 import pytest
 
 from celery_superfetch.model.job import Job
-from celery_superfetch.owner.in_flight.jobs import BATCH, MOVES, ROOM, Jobs, Move, State, batches
+from celery_superfetch.owner.in_flight.jobs import (
+    BATCH,
+    ROOM,
+    RUNS,
+    TRANSITIONS,
+    Event,
+    Jobs,
+    State,
+    batches,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "contribute" / "architecture.md"
 JOB = Job("host|1|nonce", "mail", b"{}", "1")
 
 #: How a job comes into each state.
 WAYS = {
-    State.CLAIMED: [],
-    State.WAITING: [Move.WAIT],
-    State.GATHERED: [Move.GATHER],
-    State.STARTED: [Move.START],
-    State.OUTLIVED: [Move.START, Move.REQUEUE],
-    State.RETURNING: [Move.REQUEUE],
-    State.SETTLED: [Move.ACK],
+    State.FETCHED: [],
+    State.DELIVERED: [Event.DELIVER],
+    State.RESERVED: [Event.RESERVE],
+    State.RUNNING: [Event.RESERVE, Event.START],
+    State.DETACHED: [Event.RESERVE, Event.START, Event.CLOSE],
+    State.RETURNING: [Event.REQUEUE],
+    State.PARKING: [Event.PARK],
+    State.SETTLED: [Event.ACK],
+    State.GONE: [Event.LEAVE],
 }
 
 
 def table() -> str:
-    """The table as Markdown."""
-    rows = [["State", "Who has the job", *(f"`{move.name}`" for move in Move)]]
+    """The table as Markdown; the event ``LEAVE`` is the same for all."""
+    events = [event for event in Event if event is not Event.LEAVE]
+    rows = [["State", "The job", *(f"`{event.name}`" for event in events)]]
     rows.append(["---"] * len(rows[0]))
     for state in State:
-        after = [MOVES[move].get(state) for move in Move]
-        names = [found.name if found not in (None, state) else "" for found in after]
+        after = [TRANSITIONS[event].get(state) for event in events]
+        names = [found.name if found else "" for found in after]
         rows.append([f"`{state.name}`", state.value, *names])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -38,9 +50,9 @@ def table() -> str:
 def in_state(state: State) -> Jobs:
     jobs = Jobs()
     jobs.add(JOB)
-    for move in WAYS[state]:
-        jobs.move(JOB, move)
-    assert jobs.get(JOB) is state
+    for event in WAYS[state]:
+        assert jobs.apply(JOB, event)
+    assert jobs.get(JOB, State.GONE) is state
     return jobs
 
 
@@ -48,24 +60,22 @@ def test_the_docs_show_the_table():
     assert table() in DOCS.read_text(), f"put this into {DOCS.name}:\n{table()}"
 
 
-@pytest.mark.parametrize("move", Move)
+@pytest.mark.parametrize("event", Event)
 @pytest.mark.parametrize("state", State)
-def test_a_move_that_is_not_in_the_table_changes_nothing(state, move):
+def test_an_event_that_is_not_in_the_table_changes_nothing(state, event):
     jobs = in_state(state)
-    after = jobs.move(JOB, move)
-    assert after is MOVES[move].get(state)
-    assert jobs.get(JOB) is (after or state)
+    after = jobs.apply(JOB, event)
+    assert after is TRANSITIONS[event].get(state)
+    assert jobs.get(JOB, State.GONE) is (after or state)
 
 
 @pytest.mark.parametrize("state", State)
 def test_from_each_state_a_job_can_leave(state):
     jobs = in_state(state)
-    assert (jobs.runs(JOB), jobs.counts[State.OUTLIVED]) == (
-        state in (State.STARTED, State.OUTLIVED),
-        int(state is State.OUTLIVED),
-    )
-    assert jobs.unsettled == (state is not State.SETTLED)
-    jobs.drop(JOB)
+    assert jobs.runs(JOB) == (state in RUNS)
+    assert jobs.counts[state] == (state is not State.GONE)
+    assert jobs.unsettled == (state not in (State.SETTLED, State.GONE))
+    jobs.apply(JOB, Event.LEAVE)
     assert (len(jobs), jobs.get(JOB), jobs.unsettled, jobs.counts.total()) == (0, None, False, 0)
 
 
@@ -74,10 +84,10 @@ def test_two_claims_of_the_same_bytes_are_two_jobs():
     jobs.add(JOB)
     jobs.add(other)
     jobs.alone = other
-    jobs.move(JOB, Move.ACK)
-    assert (jobs.get(JOB), jobs.get(other)) == (State.SETTLED, State.CLAIMED)
+    jobs.apply(JOB, Event.ACK)
+    assert (jobs.get(JOB), jobs.get(other)) == (State.SETTLED, State.FETCHED)
     assert jobs.alone == other
-    jobs.drop(other)
+    jobs.apply(other, Event.LEAVE)
     assert jobs.alone is None
 
 
