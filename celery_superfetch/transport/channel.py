@@ -1,12 +1,14 @@
-"""A channel: translates kombu's calls to claims, acks and requeues.
+"""kombu's Redis channel with reliable fetch: consumers claim jobs, instead of popping them.
 
-kombu makes the channel and calls it, for producers (``basic_publish``) and for consumers
-(``basic_consume``, ``basic_get``, ``close``); its ``FetchLoop`` calls ``deliver``. A worker's
-``Intake`` settles jobs that its consumer cannot run. Most methods with an underscore override
-kombu's.
+kombu makes the channel and calls it, in the thread that uses the connection: a producer's, or that
+of the worker's event loop. Producers call ``basic_publish``, consumers ``basic_consume``,
+``basic_get`` and ``close``. Most methods with an underscore override kombu's. The channel's
+``FetchLoop`` calls ``deliver`` for each claimed job, in the thread of the event loop.
 
-If the process dies, nothing is left to do here: messages that were published are on their queues,
-and jobs that were claimed are in the owner's private list, from which the reaper recovers them.
+A claimed job is in the private list of its owner (this process) in Redis until it is acked. If the
+process dies, a reaper finds the owner dead and recovers these jobs. A message whose publish was
+under way is on its queue or was not sent; so is a step, with its note in the claim. A message of
+``basic_get(no_ack=True)`` is lost, as with stock kombu.
 """
 
 from __future__ import annotations
@@ -48,45 +50,52 @@ if TYPE_CHECKING:
 logger = one_line_each(logging.getLogger(__name__))
 
 
-def _qos(channel: Channel) -> Any:  # made on the first consume: a producer needs none of it
+def _qos(channel: Channel) -> Any:
+    """Make a channel's QoS. kombu calls it on the first consume: a producer imports none of it."""
     from .deliveries import QoS
 
     return QoS(channel)
 
 
 class Channel(FrugalChannel):
-    """kombu's Redis channel; jobs that want an ack are fetched reliably."""
+    """kombu's Redis channel. Queues whose consumer acks are fetched reliably; kombu's BRPOP serves
+    the others."""
 
     _fetch: FetchLoop | None = None
-    _steps: PrivateLists | None = None  # for steps alone
-    _several = False  # what is published just now goes to several queues
-    _unserved = False  # what is consumed has changed since somebody looked
-    intake = Intake()  # a Celery worker sets its own
+    _steps: PrivateLists | None = None  # publishes steps: messages that a job sends as it ends
+    _several = False  # the message that is being published goes to several queues
+    _lists_are_stale = False  # the consumed queues have changed since ``lists`` was computed
+    intake = Intake()  # takes jobs out of delivery; a Celery worker sets its own
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
-        #: Of queues fetched reliably; kombu knows one a connection, and two channels are two.
+        #: Queue fetched reliably -> its consumer's callback. kombu's own table is one for the whole
+        #: connection: in it two channels that consume one queue would share a callback.
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
         super().__init__(*args, **kwargs)
-        self.QoS = _qos  # ack_emulation=False would bring one that forgets at once
+        # With ack_emulation=False kombu would choose a QoS whose acks do not reach the server.
+        self.QoS = _qos
         self._lists = QueueLists(self.queue_order_strategy)
 
     @property
     def database(self) -> Database:
-        """For what a producer may do: none of our options matters there, and one may be wrong."""
+        """The database, without the app's options: a producer's calls need none of them, and must
+        not fail because one is wrong."""
         config = Config(global_keyprefix=self.global_keyprefix)
         return Database(Redis(connection_pool=self.pool), config)
 
     @lazy_property
     def place(self) -> str:
-        """The name of where its database is."""
+        """The name of the database, the same in each process that uses it."""
         return name_of(self.here())
 
     def elsewhere(self) -> list[Params]:
-        """Return where the other servers of a failover list are; a cluster's are in ``here``."""
+        """Return the connection parameters of the other servers of a failover list. Of a cluster,
+        ``here`` has all nodes."""
         places: list[Params] = []
         if (slot := self.here().get("slot")) and slot.clustered:
             return places
+        # A copy of the channel, with a connection that names the other server, computes them.
         port = self.connection.default_port
         for url in dict.fromkeys(self.connection.client.alt):
             client, channel = self.connection.client.clone(), copy(self)
@@ -100,8 +109,7 @@ class Channel(FrugalChannel):
         return ours(leading_home(params, self._slot(params)))
 
     def _slot(self, params: Params) -> Slot | None:
-        """Return the slot of the key prefix, if this is a cluster. Each of its servers knows the
-        others."""
+        """Return the slot of the key prefix; None if it has no hash tag."""
         if "path" in params:
             return None
         seeds = [(params["host"], params["port"])]
@@ -110,40 +118,42 @@ class Channel(FrugalChannel):
 
     @property
     def active_queues(self) -> list[str]:
-        """Return what kombu's BRPOP serves: queues without acks, which have nothing to protect."""
+        """Return the queues that kombu's BRPOP serves: those whose consumer wants no acks."""
         return [queue for queue in super().active_queues if queue not in self._callbacks]
 
     def expires_of(self, queue: str) -> int:
         """Return the x-expires of a queue (ms); 0 for none."""
-        expires = getattr(self, "_expires", {})  # came with kombu 5.7
+        expires = getattr(self, "_expires", {})  # since kombu 5.7
         return min(int(expires.get(queue) or 0), int(LONGEST * 1000))
 
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super()._new_queue(queue, *args, **kwargs)
-        self._update_queue_cycle()  # it may expire otherwise than before
+        self._update_queue_cycle()  # its x-expires may have changed
 
     def _queue_bind(self, exchange: str, *binding: Any) -> None:
-        """Store the binding for producers. A full server refuses that, also where it is stored
-        already, and a worker that ended by it could not drain it: so this does not fail. A producer
-        that finds no binding stores it again (``_lookup``)."""
+        """Store the binding of a queue for producers. A server over its memory limit refuses that,
+        even if the binding is stored already. This is only logged: a worker that failed to start
+        could not empty the server's queues. A producer that finds no binding stores it again
+        (``_lookup``)."""
         with even_if_full(binding[-1], exchange), tried_again():
             super()._queue_bind(exchange, *binding)
 
     def _update_queue_cycle(self) -> None:
         super()._update_queue_cycle()
-        self._unserved = True
+        self._lists_are_stale = True
 
     @property
     def consumes(self) -> bool:
-        """Whether it fetches jobs; any thread may ask."""
+        """Whether this channel fetches jobs reliably; any thread may read it."""
         return bool(self._callbacks)
 
     @property
     def lists(self) -> QueueLists:
-        """The queue lists that this channel consumes. They are computed when they are read after a
-        change: kombu begins, and ends, a consumer's thousand queues one by one."""
-        if self._unserved:
-            self._unserved = False
+        """The queue lists that this channel consumes. They are computed again at the first access
+        after a change, and not at each change: kombu adds a consumer's thousand queues one by
+        one."""
+        if self._lists_are_stale:
+            self._lists_are_stale = False
             lists = {name: self._lists_of(name) for name in self._callbacks}
             self._lists.serve(lists, self.expires_of)
         return self._lists
@@ -154,8 +164,8 @@ class Channel(FrugalChannel):
 
     @property
     def fetch(self) -> FetchLoop:
-        """The fetch loop, made on the first consume: a producer needs none. Raise ``ConfigError``
-        for a wrong option."""
+        """The fetch loop, made at the first access, by a consume: a producer needs none. Raise
+        ``ConfigError`` for a wrong option."""
         if self._fetch is None:
             from ..owner.process_owners import owner_for
             from .fetch.fetch_loop import FetchLoop
@@ -175,17 +185,19 @@ class Channel(FrugalChannel):
         return self._fetch
 
     def deliver(self, claimed: Claimed) -> bool:
-        """Call the consumer with a claimed job; return False where the job went elsewhere. If the
-        server fails before that, the job is ready again, and the error is raised."""
+        """Call the consumer with a claimed job; return False if the job was settled or requeued
+        instead. If the server fails before the call, the job stays in the backlog, and the error is
+        raised."""
         callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
-        if callback is None:  # cancelled meanwhile
+        if callback is None:  # the consumer was cancelled after the claim
             self.fetch.requeue([claimed.job])
             return False
         try:
-            gone = self.intake.intercept(claimed, self)
-            message = None if gone else self.qos.receive(claimed)
+            is_settled = self.intake.intercept(claimed, self)
+            message = None if is_settled else self.qos.receive(claimed)
         except (RedisError, OSError, MemoryError):
-            self.fetch.backlog.ready.appendleft(claimed)  # it is requeued with those behind it
+            # kombu closes the channel after such an error, which requeues the backlog.
+            self.fetch.backlog.ready.appendleft(claimed)
             raise
         if message is None or self.intake.park(message):
             return False
@@ -198,7 +210,7 @@ class Channel(FrugalChannel):
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, *args: Any, **kw: Any) -> Any:
         if not no_ack and queue not in self._fanout_queues:
-            self.fetch  # noqa: B018 - made here, where the connection's parameters are known
+            self.fetch  # noqa: B018 - made now: a wrong option has to be raised to the caller
             self._callbacks[queue] = callback
         return super().basic_consume(queue, no_ack, callback, *args, **kw)
 
@@ -222,18 +234,18 @@ class Channel(FrugalChannel):
         return None
 
     def _get(self, queue: str) -> Any:
-        """Return a message for ``basic_get(no_ack=True)``, marked as redelivered if it was requeued
-        before, which the server knows and the message does not say. It is lost if the process dies
-        now, as with stock kombu."""
+        """Return a message for ``basic_get(no_ack=True)``. It is marked as redelivered if the
+        server has a history of it: the message itself does not show that it was requeued. If the
+        process dies now, it is lost, as with stock kombu."""
         from ..store.queues import Queues
         from .deliveries import mark_redelivered
 
         taken = Queues(self.database).take(self._lists_of(queue), self.expires_of(queue))
         if taken is None:
             raise Empty
-        payload, again = taken
+        payload, is_redelivered = taken
         message = json.loads(payload)
-        if again:
+        if is_redelivered:
             mark_redelivered(message)
         return message
 
@@ -241,6 +253,7 @@ class Channel(FrugalChannel):
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
 
     def _purge(self, queue: str) -> int:
+        """Delete a queue's messages, suspects and parked jobs; return how many there were."""
         from ..store.queues import Queues
 
         return int(super()._purge(queue)) + Queues(self.database).purge(self._lists_of(queue))
@@ -250,28 +263,33 @@ class Channel(FrugalChannel):
             return int(super()._size(queue))
         except self.ResponseError as exc:
             if "WRONGTYPE" in str(exc):
-                return 0  # whoever claims from it says so; a starting worker has other queues, too
+                # The key is no queue. The fetch loop logs that; a worker that starts must not fail,
+                # since it has other queues, too.
+                return 0
             if FULL not in str(exc):
                 raise
-            from ..store.queues import Queues  # 6.2 queues no command of a transaction then
+            # kombu asks in a transaction, which Redis 6.2 refuses over its memory limit.
+            from ..store.queues import Queues
 
             lengths = Queues(self.database).lengths(self._lists_of(queue))
             return sum(length for length, _ in lengths if isinstance(length, int))
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        """Say that a queue exists, also where this channel consumes it and its list is empty: a
+        """Return whether a queue exists: it has messages, or this channel consumes it. Otherwise a
         passive declaration (``SimpleQueue.qsize``) would fail with 404 after the last message."""
         return queue in self._callbacks or bool(super()._has_queue(queue, **kwargs))
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)
-        except NotServed as exc:  # a reply queue that was read last before the slot moved, say
+        except NotServed as exc:
+            # The cluster has moved the slot since BRPOP was sent. kombu sends it again.
             raise Empty from exc
 
     def basic_publish(self, message: Any, *args: Any, **kwargs: Any) -> Any:
         properties = message["properties"]
-        # A task's message has both, in either protocol; a reply or a result of rpc:// has not.
+        # Celery's messages of tasks have both properties, in protocol 1 and 2; replies, and results
+        # of rpc://, have no ``reply_to``.
         task = properties.get("correlation_id") if "reply_to" in properties else None
         token, self._several = publishing.set(task), False
         try:
@@ -279,13 +297,17 @@ class Channel(FrugalChannel):
         except AttributeError as exc:
             if self.connection is not None:
                 raise
-            # Another thread closed it, whose connection was lost. By its true name, kombu tries
-            # again on a new channel; else a task's retry, sent at that moment, would be lost.
+            # Another thread has closed this channel, because the connection was lost. After a
+            # ConnectionError kombu publishes again on a new channel. After AttributeError it would
+            # not, and a task's retry would be lost.
             raise ConnectionError("the channel was closed while it published") from exc
         finally:
             publishing.reset(token)
 
     def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
+        """Push a message to a queue. If it is a step (a message that a running job sends because it
+        ends: its retry, or the next task of its chain), a script pushes it and notes it in the
+        job's claim, so that a second run of the job does not send it again."""
         step = handing.get()
         if step is None or not is_published_as(step, message, self):
             return super()._put(queue, message, **kwargs)
@@ -294,17 +316,21 @@ class Channel(FrugalChannel):
 
             self._steps = PrivateLists(self.database)
         ms, name = self.expires_of(queue), step.name(queue if self._several else "")
+        # The step goes to the first of these lists; the x-expires of all is renewed.
         first = self._q_for_pri(queue, self._get_message_priority(message))
         lists = [first, *(self._lists_of(queue) if ms else ())]
         publish_step(step, partial(self._steps.publish_step, name, redis.dumps(message), lists, ms))
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
+        """Return the queues that are bound to an exchange by a routing key. If a task would go to
+        none, declare the bindings of this process again; raise OperationalError if that does not
+        help."""
         queues = super()._lookup(exchange, routing_key, default)
         self._several = len(queues or ()) > 1
         if queues or not (task := publishing.get()):
             return queues
         for binding in self.state.exchanges.get(exchange, {}).get("table", ()):
-            super()._queue_bind(exchange, *binding)  # as declared once; its error is the caller's
+            super()._queue_bind(exchange, *binding)
         if not (queues := super()._lookup(exchange, routing_key, default)):
             raise OperationalError(
                 f"task {task} was not sent: on the server no queue is bound to exchange "
@@ -321,7 +347,9 @@ class Channel(FrugalChannel):
 
     def close(self) -> None:
         if self._pid != os.getpid():
-            self.closed = True  # kombu's pools close what a forked child inherited
+            # kombu's pools close the channels that a forked child has inherited. The connections
+            # are the parent's.
+            self.closed = True
             return
         fetch = self._fetch
         if fetch is not None and not self.closed:

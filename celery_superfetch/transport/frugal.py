@@ -1,9 +1,15 @@
 """kombu's Redis channel without connections that it does not use.
 
-Stock kombu gives each channel two pools, opens one connection of each to ping the server, and keeps
-both until the channel is closed. Plans of managed services are sold by their number.
-``Channel`` inherits from this one, and kombu calls all of the methods. If the process dies, its
-connections close; nothing here has to last.
+kombu's own channel has two connection pools, opens a connection in each to ping the server, and
+keeps both until it is closed. Managed services sell plans by the number of connections. This one
+uses the pool of its process for all commands but BRPOP, and has a connection for BRPOP only while
+it consumes a queue without acks.
+
+``Channel`` (``channel.py``) inherits from it, and kombu calls all of its methods, in the thread
+that uses the channel: a producer's, or that of a worker's event loop.
+
+If the process dies, its connections close, and no key has to be removed. A message that the server
+sends by BRPOP at that moment is lost, as with stock kombu: the queue has no acks.
 """
 
 from __future__ import annotations
@@ -18,19 +24,25 @@ from ..store.wire.pools import SharedPool, shared_pool
 
 
 class FrugalChannel(redis.Channel):
-    """A channel that shares its plain connections with the others of its process, and has one for
-    BRPOP only while it consumes a queue without acks."""
+    """A channel that shares a connection pool with the other channels of its process, and has a
+    connection for BRPOP only while it consumes a queue without acks."""
 
-    _pool: Any = None  # the shared one
-    _closing_connection: Any = None  # kombu's for BRPOP, while it is closed on purpose
+    _pool: Any = None  # the shared pool
+    _closing_connection: Any = None  # the connection for BRPOP, while this channel closes it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.__dict__.pop("client", None)  # a plain one, by which kombu has pinged the server
+        # kombu has pinged the server with a client on the shared pool, and keeps it as the one for
+        # BRPOP. That one is made when it is needed.
+        self.__dict__.pop("client", None)
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
-        """Return the pool of all channels of this process that speak to the server, and of its
-        owner; for BRPOP and broadcasts one of its own, which has to know its channel."""
+        """Return the pool that all channels of this process and its owner (the object that claims
+        and acks its jobs) share at one server.
+
+        ``asynchronous``: return kombu's own pool, for BRPOP and broadcasts: its connections have to
+        tell this channel when they are lost.
+        """
         made = super()._get_pool(asynchronous)
         if asynchronous or not self._is_shareable(made):
             return made
@@ -39,42 +51,48 @@ class FrugalChannel(redis.Channel):
         return pool
 
     def here(self) -> Params:
-        """Return the parameters of connections to the channel's database."""
+        """Return the parameters of connections to this channel's database."""
         params: Params = self._connparams()
         return params
 
     def _is_shareable(self, made: Any) -> bool:
+        """Return whether a shared pool may replace the pool that kombu has made.
+        ``SentinelChannel`` overrides it."""
         return True
 
     def _params_of(self, made: Any) -> Params:
-        """Return the parameters of connections of the pool that kombu has made."""
+        """Return the parameters of the connections of a pool that kombu has made;
+        ``SentinelChannel`` overrides it."""
         return self.here()
 
     def _disconnect_pools(self) -> None:
-        if isinstance(self._pool, SharedPool):  # others may use it
+        # kombu would disconnect the pool, which other channels may use.
+        if isinstance(self._pool, SharedPool):
             self._pool.leave(self)
             self._pool = None
         super()._disconnect_pools()
 
     @lazy_property
     def client(self) -> Any:
-        """kombu's client for BRPOP. While the channel is made, kombu pings the server by it: then
-        it is a plain one, or each producer would have a connection that it never uses again."""
+        """kombu's client for BRPOP. While kombu's constructor runs (``_registered`` is False), it
+        pings the server with it: that client uses the shared pool. Otherwise each producer would
+        open a connection that it never uses again."""
         return self._create_client(asynchronous=self._registered)
 
     def _close_idle_client(self) -> None:
-        """Close the BRPOP connection once no queue is consumed by it. It would lie idle, and kombu
-        takes it for a lost broker when a server closes it (``timeout``), or a firewall."""
+        """Close the connection for BRPOP if no queue is consumed with it. If it stayed open and the
+        server (``timeout``) or a firewall closed it, kombu would take the broker for lost."""
         client = self.__dict__.get("client")
         if client is None or self._in_poll or self.active_queues or self.connection is None:
-            return  # a reply that is outstanding may bring a message: it is read first
+            return  # ``_in_poll``: a BRPOP is under way, and its reply may have a message
         connection, pool = client.connection, client.connection_pool
-        if connection is None:  # the application's own use of it, command by command
-            return
+        if connection is None:
+            return  # the application uses ``channel.client`` itself, without BRPOP
         self.connection.cycle.forget(self, client)
         del self.__dict__["client"]
         client.connection = None
-        # Celery's loop is not to hear of it: before kombu 5.7 it would poll this channel no more.
+        # kombu must not take this for a lost connection (``_on_connection_disconnect``): before 5.7
+        # it would poll this channel no more.
         self._closing_connection = connection
         try:
             connection.disconnect()
@@ -99,6 +117,7 @@ class FrugalChannel(redis.Channel):
 
     def close(self) -> None:
         if not self.closed and self.auto_delete_queues.intersection(self._fanout_queues):
-            # kombu deletes the bindings of broadcasts where a client was made, and by that alone.
+            # kombu deletes the bindings of this channel's broadcast queues only if it has a client
+            # for BRPOP.
             self.__dict__.setdefault("client", self._create_client())
         super().close()

@@ -1,4 +1,12 @@
-"""The callbacks by which a consumer settles claimed jobs instead of running them."""
+"""The callbacks with which a consumer settles claimed jobs that it cannot run.
+
+``worker/steps.py`` makes an ``Intake`` with functions of ``worker/unreceivable.py`` and gives it to
+a worker's channel. ``Channel.deliver`` calls it for each claimed job, in the thread of the worker's
+event loop.
+
+A claimed job is in its owner's private list in Redis until it is settled: acked, requeued, parked
+or dead-lettered. If the process dies before that, a reaper recovers it from there.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +23,19 @@ def _never(*_: Any) -> bool:
 
 @dataclass(frozen=True)
 class Intake:
-    """What a channel calls for each claimed job. A consumer without a Celery worker has no
-    callbacks: each of its jobs is delivered, and the consumer's errors are raised.
+    """Callbacks of a channel. Each returns whether the job is out of the channel's hands: the
+    channel then delivers it no more.
 
-    Each callback returns whether it has settled the job, or left it to Redis; the channel does
-    nothing more with that job. If the process dies before that, the job is in the private list.
+    The defaults return False, for a consumer without a Celery worker: each of its jobs is
+    delivered, and the consumer's errors are raised.
     """
 
-    #: Before a claimed job is decoded: (claimed, channel).
+    #: Called with (claimed, channel) before a claimed job is decoded. A worker's moves a job that
+    #: has used up its strikes or stops to the dead set, or to probation.
     intercept: Callable[[Claimed, Any], bool] = _never
-    #: Before a decoded message is delivered: (message).
+    #: Called with (message) before a decoded message is delivered. A worker's parks a job whose ETA
+    #: is later: it then waits in Redis, in no private list.
     park: Callable[[Any], bool] = _never
-    #: When the consumer raised an error instead of taking the message: (message, error).
+    #: Called with (message, error) if the consumer raised an error. A worker's dead-letters the job
+    #: if its message is unreadable.
     refuse: Callable[[Any, Exception], bool] = _never

@@ -1,7 +1,11 @@
-"""The kombu transports: their options, their connections to the broker and to the event loop.
+"""The kombu transports, one for Redis and one for Sentinels: they give kombu the reliable channel
+and the poller, and check the options.
 
-``install()`` names one to Celery, or an application names it to ``kombu.Connection``; kombu makes
-one with each connection. It keeps nothing that a death of the process could lose.
+``install()`` names one to Celery, or an application names it to ``kombu.Connection``. kombu makes
+one with each connection, in workers, producers and commands, in the thread that connects. In a
+worker Celery calls ``register_with_event_loop`` each time it has connected.
+
+It has no state outside of the process, so that a death leaves nothing.
 """
 
 from __future__ import annotations
@@ -19,26 +23,29 @@ from ..store.wire.slots import TAGGED
 from .channel import Channel
 from .poller import Poller
 
-#: Options that kombu and Celery read with a Redis broker, beside those a channel takes over.
+#: Options of broker_transport_options that kombu and Celery read with a Redis broker, besides those
+#: in ``from_transport_options`` of kombu's channel.
 KOMBU_OPTIONS = (
     "callback connect_retries_timeout connection_pool_kwargs credential_provider errback "
     "interval_max interval_start interval_step max_retries polling_interval reauth_check_interval "
     "retry_on_error socket_read_size"
 )
 
-#: Seconds after which a producer's first call begins no new try to connect, where another server
-#: may take over: a later call's four tries take no longer (docs/guide/cluster.md).
+#: Seconds for which a producer's first call begins new tries to connect, if another server may take
+#: over. The four tries of each later call take as long (docs/guide/cluster.md).
 FIRST_CALL = 25.0
 
-#: Options of kombu that pass unread.
+#: Options that are kombu's: this package neither reads them nor warns of them.
 KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_options}
 
 
 def _keep_transport(client: Any) -> None:
-    """Let a connection that names this transport by its path keep it through a failover: kombu's
-    ``switch`` would go by the next URL's scheme, back to its own transport without a word."""
+    """Make a connection keep this transport when it switches to the next URL of a failover list.
+    kombu's ``switch`` chooses by the scheme of that URL: without this it would silently choose
+    kombu's own transport. A connection that names the transport by a scheme needs nothing."""
     name = client.transport_cls
-    if "switch" in vars(client) or (isinstance(name, str) and ":" not in name):
+    is_done = "switch" in vars(client)
+    if is_done or (isinstance(name, str) and ":" not in name):
         return
     switch = client.switch
 
@@ -50,9 +57,10 @@ def _keep_transport(client: Any) -> None:
 
 
 def discreet(connection: Any) -> str:
-    """The URL of a connection without its password, or a sign of one that it does not have."""
+    """Return the URL of a connection with ``**`` in the place of its password, and without ``**``
+    if it has none: kombu's ``as_uri`` may add it then."""
     url: str = connection.as_uri()
-    # The sign may have a user before it all the same: AMQP's default one.
+    # For AMQP kombu adds its default user as well.
     masked = url if connection.password else url.replace(":**@", "@", 1)
     return masked.replace("://@", "://", 1)
 
@@ -66,7 +74,7 @@ class Transport(redis.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         try:
-            self.config  # noqa: B018 - a word now, to whoever only publishes; who consumes is refused
+            self.config  # noqa: B018 - read now: a producer is warned, a consumer is refused later
         except ConfigError as exc:
             warn_once(f"celery_superfetch: {exc} (a worker refuses to start with it)")
         else:
@@ -79,16 +87,18 @@ class Transport(redis.Transport):
         _keep_transport(client)
         prefix = str(client.transport_options.get("global_keyprefix") or "")
         if self.may_fail_over or len(client.alt) > 1 or TAGGED.match(prefix):
-            # Celery's 4 s would end a process's first call while others still look for a primary.
+            # Celery's default of 4 s would end the first call of a process before a failover ends.
             client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
 
     @lazy_property
     def config(self) -> Config:
-        """The package's options. Raise ``ConfigError`` where one is impossible."""
+        """The package's options. Raise ``ConfigError`` for an impossible value."""
         return Config.from_options(self.client.transport_options or {}, KNOWN_OPTIONS)
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let Celery's loop watch this connection; Celery calls this at each connect."""
+        """Make Celery's event loop watch this connection; Celery calls it at each connect. The
+        poller gets the tick callbacks that kombu adds here, and removes them when it is closed:
+        kombu would leave them in the loop."""
         before = set(loop.on_tick)
         super().register_with_event_loop(connection, loop)
         self.cycle.attach(loop, loop.on_tick - before)
@@ -101,27 +111,29 @@ class SentinelChannel(Channel, redis.SentinelChannel):
         given = getattr(self, "sentinel_kwargs", None)
         self.sentinel_kwargs = {**ASKED_ONCE, **(given or {})}
         pool = super()._sentinel_managed_pool(asynchronous)
-        if asked := getattr(pool, "sentinel_manager", None):  # kombu's own tests have none
-            asked.discover_master = discreetly(asked.discover_master, self.sentinel_kwargs)
+        # A pool without ``sentinel_manager`` is a fake one, in kombu's own tests.
+        if manager := getattr(pool, "sentinel_manager", None):
+            manager.discover_master = discreetly(manager.discover_master, self.sentinel_kwargs)
         return pool
 
     def _is_shareable(self, made: Any) -> bool:
-        return hasattr(made, "sentinel_manager")  # kombu's own tests have none
+        return hasattr(made, "sentinel_manager")  # see ``_sentinel_managed_pool``
 
     def _params_of(self, made: Any) -> Params:
-        # kombu's pool knows the Sentinels, credentials and TLS, each as that version has it.
+        # kombu's versions read Sentinels, credentials and TLS in different ways; the pool that this
+        # version has made has them all.
         self._managed = sentinel_params(made)
         return self._managed
 
     def _slot(self, params: Params) -> None:
-        return None  # Sentinels say where the primary is, and know no cluster
+        return None  # Sentinels watch no cluster
 
     def here(self) -> Params:
-        self.pool  # noqa: B018 - kombu's is made with it
+        self.pool  # noqa: B018 - making it calls ``_params_of``
         return self._managed
 
     def elsewhere(self) -> list[Params]:
-        return []  # the other URLs are Sentinels, which ``here`` has asked for
+        return []  # the other URLs are those of Sentinels, and ``here`` has all of them
 
 
 class SentinelTransport(Transport):
@@ -134,7 +146,7 @@ class SentinelTransport(Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         if not (client.transport_options or {}).get("master_name"):
-            self.config  # noqa: B018 - it may be there under a name that is nearly right
+            self.config  # noqa: B018 - if the name is misspelt, this error says so
             raise ConfigError(
                 "sentinel:// needs to know which primary is meant: set 'master_name' in "
                 "broker_transport_options to the name that the Sentinels monitor it by"

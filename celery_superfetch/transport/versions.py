@@ -1,6 +1,12 @@
-"""Which versions jobs are trusted to: a consumer relies on more of these projects than they
-document, and what changes there could lose a job in silence. ``Channel.fetch`` calls
-``check_versions`` before the first claim; nothing is claimed with a version that is refused."""
+"""Checks the installed versions of billiard, Celery, kombu and redis-py.
+
+A consumer relies on more of these projects than they document, and a change there could silently
+lose a job. So a version that was not tested is refused, or at least logged.
+
+A worker calls ``check_versions`` when it starts, ``Channel.fetch`` in each process before its first
+claim. Nothing is claimed with a version that is refused, and nothing is sent to Redis: a death of
+the process leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +21,8 @@ from ..model.log_text import one_line_each
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Of each project the oldest and the newest version that the tests ran with, and the first one that
-#: is refused. ``setup.cfg`` asks for the same.
+#: Project -> the oldest and the newest version that the tests ran with, and the first newer one
+#: that is refused. ``setup.cfg`` has the same.
 TESTED = {
     "billiard": ("4.2.1", "4.3.2", "4.4"),
     "celery": ("5.5", "5.7.0", "5.8"),
@@ -24,20 +30,21 @@ TESTED = {
     "redis": ("5.0", "8.1.0", "9"),
 }
 
-#: The first kombu that refuses an older redis-py when it connects, and that redis-py. pip installs
-#: the two together, since kombu states its redis-py in an extra alone. We do not ask for the extra:
-#: its upper bounds exclude versions that work, and with them applications that need these.
+#: kombu from 5.7 on does not connect with redis-py before 6.1. pip may install the two together,
+#: since kombu requires redis-py only in its extra ``redis``. This package does not require that
+#: extra: its upper bounds exclude versions of redis-py that work, and that users may need.
 KOMBU_REFUSES = ("5.7", "6.1")
 
-ANYWAY = "SUPERFETCH_ANY_VERSION"
+ANYWAY = "SUPERFETCH_ANY_VERSION"  # environment variable: 1 allows versions that were not tested
 
 
 @cache
 def check_versions() -> None:
-    """Raise UnsupportedVersion for one that may lose jobs, unless the environment allows it; and
-    for two that do not work together."""
+    """Raise UnsupportedVersion for a version that may lose jobs, unless the environment allows it,
+    and for a kombu and a redis-py that do not work together. Log a warning for a version that is a
+    little newer than the tested ones."""
     for project, (oldest, newest, end) in TESTED.items():
-        if project not in sys.modules:  # a consumer that is no worker needs no Celery
+        if project not in sys.modules:  # without a worker, kombu consumes without Celery
             continue
         version = str(sys.modules[project].__version__)
         number = _numbers(version)

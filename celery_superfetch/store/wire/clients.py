@@ -1,4 +1,19 @@
-"""Connections as the server knows them, by their ids: in another run of it these are strangers'."""
+"""Client ids: the numbers by which a server names connections, and what they are used for: to find
+out who a connection belongs to, to close it, to end its blocking command.
+
+Each run of a server counts anew: after a restart, or at another server, an id may be a stranger's
+connection. So an id is used only together with the run id of the server that gave it.
+
+Who calls: a worker's blocking reads and its key tracking use ``LoneConnection``, ``unblock`` and
+``cut`` in the thread of the event loop. A reaper closes the connections of an owner that it has
+marked (``cut``, through ``registry.py``). An owner has one ``Home``: its heartbeat thread sets
+``run_id``, and each of the owner's connections calls ``greet`` when it connects and
+``refuse_stranger`` after each reply. `superfetch drill` asks for ``addresses``.
+
+Nothing is written. If the process dies, the server closes its connections as soon as it notices;
+until then it may still execute a blocking command of one. If it dies in ``cut``, some connections
+are closed and others are not.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +33,34 @@ from .server import info
 
 #: Socket -> the id of its connection, and the run of the server there.
 _known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
-#: Socket that asks -> ids of connections of this process that it may unblock; found out once.
-_read_ids: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+#: Socket of the connection that sends CLIENT UNBLOCK -> the ids that it may name: CLIENT LIST has
+#: shown that they are blocking reads of this process.
+_own_read_ids: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
-RECOGNISED_IDS = 64  # that are looked up of one owner at most: it has fewer connections
+RECOGNISED_IDS = 64  # ids that are looked up with one command; an owner has fewer connections
 
 
 class LoneConnection:
-    """A connection of no pool: whoever watches its socket reads what comes, or a ``RedisError``."""
+    """A connection without a pool, whose replies are read later: the event loop watches its socket
+    and calls ``read`` when a reply has come. Each method may raise ``RedisError``."""
 
     def __init__(self, params: Params) -> None:
         own = {name: value for name, value in params.items() if name != "max_connections"}
         self._connection: Any = own.pop("connection_class", Connection)(**own)
-        #: Its id at that run of the server; 0: it can be neither unblocked nor cut, only awaited.
+        #: Its client id, and the run of the server that gave it. 0: unknown, so that the connection
+        #: can be neither unblocked nor closed by the server.
         self.id = 0
         self.run_id = ""
-        self.waits_since = 0.0  # for an answer (monotonic s); 0: it waits for none
+        #: Since when (monotonic, s) a reply is missing; 0: none is. One reply is missing at most.
+        self.waits_since = 0.0
 
     def connect(self) -> int:
-        """Returns the file descriptor to watch."""
+        """Connect; return the file descriptor to watch."""
         self._connection.connect()
         return int(self._connection._sock.fileno())
 
     def learn_id(self) -> None:
+        """Ask the server for ``id`` and ``run_id``."""
         self.id, self.run_id = known_as(self._connection)
 
     @property
@@ -49,9 +69,11 @@ class LoneConnection:
 
     @property
     def address(self) -> str:
-        """Its own end, as CLIENT LIST writes it; a proxy has another one."""
+        """The address of this end, as CLIENT LIST shows it. Behind a proxy CLIENT LIST shows the
+        proxy's."""
         sock = self._connection._sock
-        host, port, *_ = (sock and sock.getsockname()) or ("", 0)  # else a path, or it was closed
+        # A closed connection has no socket, and this end of a Unix socket has no name.
+        host, port, *_ = (sock and sock.getsockname()) or ("", 0)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
@@ -59,19 +81,22 @@ class LoneConnection:
         return not self.connected or closed_while_idle(self._connection)
 
     def send(self, *command: Any) -> None:
+        """Send a command; ``read`` reads its reply."""
         now = monotonic()
-        # A health check reads a reply, and would take what is owed for its own.
+        # redis-py's health check would send a PING, and take the missing reply for the answer.
         self._connection.send_command(*command, check_health=False)
         self.waits_since = self.waits_since or now
 
     def read(self) -> Any:
+        """Read the missing reply; wait for it if it has not come."""
         self.waits_since = 0.0
         return self._connection.read_response()
 
     def overdue(self, limit: float) -> bool:
-        """Whether it has waited for so many seconds, and nothing has come."""
-        try:  # what has come was not read yet where this thread was busy for long
+        """Return whether a reply is missing for more than ``limit`` seconds."""
+        try:
             late = self.waits_since and monotonic() - self.waits_since > limit
+            # If this thread was busy for long, the reply may have come and only not been read.
             return bool(late) and not self.can_read()
         except (RedisError, OSError):
             return True
@@ -89,8 +114,8 @@ class LoneConnection:
 
 
 def closed_while_idle(connection: Any) -> bool:
-    """Whether a connected connection, of which no reply is expected, is useless: the server, or a
-    proxy, closed it, or it has bytes for which nobody asked."""
+    """Return whether an open connection without a missing reply is unusable: the server or a proxy
+    has closed it, or there are bytes to read that are no reply."""
     try:
         return bool(connection.can_read(timeout=0))
     except (RedisError, OSError):
@@ -98,13 +123,14 @@ def closed_while_idle(connection: Any) -> bool:
 
 
 def run_id(client: Redis) -> str:
-    """Which run of the server this is; empty where INFO is forbidden or lacks it."""
+    """Return the id of the server's run; empty if INFO is forbidden or lacks it."""
     return str(info(client, "server").get("run_id", ""))
 
 
 def known_as(connection: Any) -> tuple[int, str]:
-    """The id of a connection, at which run of the server; 0 and an empty one where nobody tells.
-    Asked once; a connection that was lost is opened again."""
+    """Return the client id of a connection and the run of the server that gave it; 0 and an empty
+    string if the server does not say. The server is asked once for each socket; a connection that
+    was lost is opened again."""
     if connection._sock not in _known:
         number, reply = asked(connection, ("CLIENT", "ID"), ("INFO", "server"))
         match = isinstance(reply, bytes) and re.search(rb"^run_id:(\w+)", reply, re.MULTILINE)
@@ -114,22 +140,32 @@ def known_as(connection: Any) -> tuple[int, str]:
 
 
 class Home:
-    """The server that hears of this process: what another one answers is not believed. Two may be
-    primaries, where one wakes, or is heard again, after another was elected."""
+    """The server that gets the heartbeats of this owner. Its other connections refuse each other
+    server: after a failover an old primary that was frozen or cut off may answer for a while, and
+    what it accepts will be lost."""
 
-    run_id = ""  # which run of it; empty: nobody knows yet, or may
-    contested = False  # others have met another: its heart is to ask again where the primary is
+    #: The run of the server that answered the last heartbeat; empty: unknown.
+    run_id = ""
+    #: A connection of this owner has reached another server: the heartbeat session connects again
+    #: to the primary before its next heartbeat, and clears this.
+    contested = False
 
     def __init__(self) -> None:
-        self.wake: Callable[[], object] = bool  # the heart, to do so at once
+        #: Wakes the heartbeat thread, which sets it when it starts; ``bool`` does nothing.
+        self.wake: Callable[[], object] = bool
 
     def greet(self, connection: Any) -> None:
+        """Note which run of the server a new connection has reached; raise NotServed if it is
+        another than that of the heartbeats."""
         connection.run_id = known_as(connection)[1]
         self.refuse_stranger(connection)
 
     def refuse_stranger(self, connection: Any) -> None:
+        """Raise NotServed if a connection has reached another server than the heartbeats. It is
+        checked after each reply, since the heartbeats may have moved since it was opened."""
         run, here, slot = connection.run_id, self.run_id, connection.slot
-        # Behind a proxy each connection may lead to another, and none is the wrong one.
+        # Without Sentinels or a cluster, or if the cluster shows one node, there may be a proxy
+        # that leads each connection to another server: then no connection is wrong.
         proxied = not connection.replaceable or (slot is not None and slot.one_node)
         if proxied or run == here or not (run and here):
             return
@@ -154,11 +190,22 @@ def listed(reply: bytes) -> dict[int, dict[str, str]]:
 def recognised(
     connection: Any, ids: Sequence[int], addresses: Mapping[int, str] | None = None
 ) -> dict[int, bool] | None:
-    """Return which of ``ids`` the server lists, and whether each is a connection of this package:
-    of its name (or of this process, by its own ``addresses``), and of the user and database of
-    ``connection``, which asks; None where the list is forbidden. If an id were believed, a forged
-    record, or one of several proxies that share a run id and not their ids, would have a stranger's
-    connection cut."""
+    """Find the owners of some client ids by CLIENT LIST.
+
+    A stranger's connection must not be closed. Ids may be wrong although the run id is right: an
+    owner record may be forged, and several proxies may show one run id and number their connections
+    each by itself.
+
+    Arguments:
+        connection: the connection that asks.
+        ids: the ids; the first 64 are looked up.
+        addresses: id -> its address, of connections of this process.
+
+    Returns:
+        id -> whether it is a connection of this package, of each id that the server lists: the row
+        has the package's name or the address in ``addresses``, and the user and database of
+        ``connection``. None: the ACL forbids CLIENT LIST.
+    """
     own, _ = known_as(connection)
     asked_for = [id for id in ids if 0 < id < 2**63 and id != own][:RECOGNISED_IDS]
     if not own or not asked_for:
@@ -178,9 +225,10 @@ def recognised(
 def cut(
     client: Redis, run_id: str, ids: Sequence[int], addresses: Mapping[int, str] | None = None
 ) -> bool:
-    """CLIENT KILL those that are connections of this package, or have these ``addresses`` of this
-    process, as far as that is allowed. False: one of them may be open still, since the server has
-    restarted, lists it as a stranger's, or forbids to list or to kill it."""
+    """Close connections by CLIENT KILL: those of ``ids`` that are connections of this package, or
+    of this process by ``addresses`` (see ``recognised``). Return False if one of them may still be
+    open: the server has restarted, shows an id as a stranger's, or forbids CLIENT LIST or CLIENT
+    KILL."""
 
     def kill(connection: Any) -> list[Any]:
         is_ours_by_id = recognised(connection, ids, addresses)
@@ -195,7 +243,7 @@ def cut(
 
 
 def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:
-    """Return the addresses that the server has of those that are connections of this package."""
+    """Return the addresses, by CLIENT LIST, of those ids that are connections of this package."""
 
     def ask(connection: Any) -> list[Any]:
         is_ours_by_id = recognised(connection, ids) or {}
@@ -208,14 +256,21 @@ def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:
 
 
 def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
-    """CLIENT UNBLOCK those that wait in a command, so that their replies can be read; False: they
-    come when they come. RedisError: a connection broke."""
+    """End blocking commands by CLIENT UNBLOCK, so that a reply of each connection can be read at
+    once.
+
+    Returns:
+        False if the server does not end all of them: it does not know an id, or forbids it.
+
+    Raises:
+        RedisError: a connection is lost.
+    """
     if any(
         not connection.id or connection.run_id != connections[0].run_id
         for connection in connections
     ):
         return False
-    # To ask redis-py would be to connect anew.
+    # ``can_read`` below would silently open a lost connection again.
     if not all(connection.connected for connection in connections):
         raise RedisConnectionError("a blocking connection broke")
     deadline, pending = monotonic() + 1.0, list(connections)
@@ -232,8 +287,9 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         replies = _at_run(client, pending[0].run_id, send)
         if replies is None or not {0, 1}.issuperset(replies):
             return False
-        # 0: it was answered already, or the server has not come to read it yet: asked again, since
-        # to wait for its reply would be to wait until its block ends.
+        # 0: the connection does not block. Either its reply was sent already, or the server has not
+        # read its command yet: then CLIENT UNBLOCK is sent again, or it would block for its whole
+        # time.
         answers = zip(pending, replies, strict=True)
         pending = [
             connection for connection, reply in answers if not (reply or connection.can_read(0.005))
@@ -244,24 +300,24 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
 
 
 def _listed_reads(connection: Any, reads: Sequence[LoneConnection]) -> set[int] | None:
-    """Return the ids that the server has of connections of this process, asked once for each pair
-    of connections; None: one of these ids is a stranger's there. Where it may not be asked, an id
-    that the read was told has to do."""
-    read_ids = _read_ids.setdefault(connection._sock, set())
-    addresses = {read.id: read.address for read in reads if read.id not in read_ids}
+    """Return the ids of ``reads`` that the server lists as connections of this process; None if it
+    lists one as a stranger's. The server is asked once for each read and each connection that asks.
+    If the ACL forbids CLIENT LIST, each id is taken as it is."""
+    own_ids = _own_read_ids.setdefault(connection._sock, set())
+    addresses = {read.id: read.address for read in reads if read.id not in own_ids}
     if addresses:
         is_ours_by_id = recognised(connection, [*addresses], addresses)
         if is_ours_by_id is None:
             is_ours_by_id = dict.fromkeys(addresses, True)
         if not all(is_ours_by_id.values()):
             return None
-        read_ids.update(is_ours_by_id)
-    return read_ids
+        own_ids.update(is_ours_by_id)
+    return own_ids
 
 
 def _at_run(client: Redis, run_id: str, ask: Callable[[Any], list[Any]]) -> list[Any] | None:
-    """Return what a connection of ``client`` is told; None where ids of ``run_id`` may be of
-    strangers there: after a restart, or a failover behind one address."""
+    """Call ``ask`` with a connection of ``client`` and return its replies; None if that connection
+    has reached another run of the server than ``run_id``, where an id may be a stranger's."""
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)
     try:

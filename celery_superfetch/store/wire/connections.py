@@ -1,4 +1,16 @@
-"""Where a database is: connections that follow its primary, and what tells two databases apart."""
+"""Connections that follow the primary of a database through failovers, and their parameters.
+
+``following`` derives a class from one of redis-py's. At each connect it finds the primary: by
+Sentinels, or as the node of a cluster that serves the app's slot. If its server is the primary no
+more, the connection is closed and a connection error is raised, so that the caller connects again.
+
+The channel makes the parameters of nearly all connections of the package (``leading_home``,
+``ours``): in workers, publishers, beat and most commands. The result backend for clusters and
+``urls.py`` make the others. redis-py calls the methods of the class, in any thread or greenlet.
+
+Nothing is written. If the process dies, its sockets close. A command that was sent may have been
+executed or not; the scripts of the package are made for both.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +45,33 @@ from .slots import NO_TAG, PAUSE, Slot, orphaned, patience_of, reply_to
 from .tls import WrongScheme, note_answer, open_socket, refuse_tls_server
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
-#: How a Sentinel is asked: there are others, and redis-py tries one that is gone again and again.
+#: Options for connections to a Sentinel: each is asked once, since there are others. By default
+#: redis-py would try again and again to reach one that is gone.
 ASKED_ONCE: Params = {
     "socket_timeout": 2.0,
     "socket_connect_timeout": 2.0,
     "retry": Retry(NoBackoff(), 0),
 }
 
-#: Seconds to wait for the server where the user set no ``socket_timeout``. Behind a firewall that
-#: drops connections the kernel waits for a quarter of an hour; servers may stand still for 10 s.
+#: Seconds to wait for a reply if the user set no ``socket_timeout``. Without it the kernel would
+#: wait for a quarter of an hour behind a firewall that drops connections. It is more than the 10 s
+#: for which a busy server may answer nothing.
 REPLY_TIMEOUT = 15.0
-#: Id of the task whose message is sent just now. Sent again after a timeout, it would run twice.
+#: Id of the task whose message this thread or greenlet is sending; None: it sends no task. Such a
+#: command has no timeout: kombu would send the message again, and the task would run twice.
 publishing: ContextVar[str | None] = ContextVar("publishing", default=None)
-TRIES = 3  # times that what a node did not serve is sent again, each once its slot is served
-#: What Redis and Valkey say of SELECT.
+TRIES = 3  # times that redis-py repeats a command which a node of a cluster did not serve
+#: Errors of Redis and Valkey to a SELECT of a database that does not exist.
 NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of range")
-#: By which alone redis-py before 6 tells MOVED, ASK and their like apart.
+#: redis-py before 6 tells MOVED, ASK and similar errors apart only with this parser.
 CLUSTER_PARSER = getattr(cluster, "ClusterParser", None)
-NAME = "celery-superfetch"  # of our connections in CLIENT LIST, to be told from stock kombu's
+#: The package's name in CLIENT LIST: it tells its connections from those of stock kombu.
+NAME = "celery-superfetch"
 
 
 class Demoted(RedisConnectionError):
-    """The server that was reached is a read-only replica of ``primary``; it may have lost that."""
+    """The server that was reached is a read-only replica of ``primary``. ``is_linked``: whether it
+    is connected to that primary."""
 
     def __init__(self, host: str, port: str, *, is_linked: bool) -> None:
         self.primary = host, int(port)
@@ -67,20 +84,22 @@ class Demoted(RedisConnectionError):
 
 
 class NotServed(RedisConnectionError):
-    """Another is to be asked, who can be found: a cluster's node has our slot no more, or not now,
-    or a primary has handed over. It did nothing of what was asked."""
+    """The server did not execute the command, and another server can: a node of a cluster that does
+    not serve the app's slot, or a primary that has become a replica. The command can be repeated:
+    the next connect finds the right server."""
 
 
 def greet(connection: Any) -> None:
-    """Refuse, as it is reached, who does not have the primary's part: a kombu consumer connects
-    again with a pause, until a failover is over."""
+    """Check a new connection; redis-py calls it at each connect. Raise Demoted if the server is a
+    read-only replica: a kombu consumer then connects again, with a pause, until the failover is
+    over."""
     connection.run_id = ""
     connection.on_connect()
     if connection.slot is not None:
         connection.slot.greet(connection)
     try:
         reply = reply_to(connection, "INFO", "replication")
-    except ResponseError:  # it is forbidden, and nobody knows which server this is
+    except ResponseError:  # the ACL forbids INFO: the server is taken as it is
         return note_answer(connection)
     note_answer(connection)
     reply = reply.decode() if isinstance(reply, bytes) else reply
@@ -94,24 +113,28 @@ def greet(connection: Any) -> None:
 
 @contextmanager
 def closed_meanwhile() -> Iterator[None]:
-    """Turn what redis-py raises for a connection that another thread or greenlet closed while this
-    one used it into a lost connection. Otherwise the caller takes it for an error of its own: a job
-    whose retry was being sent stayed in flight until its worker ended."""
+    """Raise ConnectionError if another thread or greenlet closed the connection while this one used
+    it. redis-py raises AttributeError or ValueError then, which callers take for a bug: a job whose
+    retry was being sent would stay in flight until its worker ended."""
     try:
         yield
-    except (AttributeError, ValueError) as exc:  # its socket, or the file of its replies, is gone
+    except (AttributeError, ValueError) as exc:
         raise RedisConnectionError(f"The connection was closed meanwhile ({exc}).") from exc
 
 
 def following(connection_class: Any) -> Any:
-    """``connection_class``, but it finds the node that has the primary's part at each connect, and
-    leaves one that has it no more: READONLY, MASTERDOWN, MOVED and their like are connection
-    errors. Nothing was executed that could be twice. With a ``slot`` it goes where a cluster serves
-    that; with a ``home`` it stays at the server of this process's heart."""
+    """Return a subclass of a redis-py connection class that finds the primary at each connect, and
+    closes itself if its server is the primary no more: READONLY, MASTERDOWN, MOVED and similar
+    replies become connection errors. The server has executed nothing when it sends one of these.
+
+    Arguments of the subclass, beside those of its base:
+        slot: the app's slot of a cluster; the connection goes to the node that serves it.
+        home: the server of this owner's heartbeats (``Home``); the connection refuses another.
+    """
 
     class Following(connection_class):
-        follows = connection_class
-        run_id = ""  # which run of the server is at the other end, where somebody minds
+        follows = connection_class  # ``pools.py`` compares it: each call makes another subclass
+        run_id = ""  # the run of the server that was reached; known if there is a ``home``
 
         def __init__(
             self, *args: Any, slot: Slot | None = None, home: Any = None, **kwargs: Any
@@ -123,15 +146,16 @@ def following(connection_class: Any) -> Any:
 
         @property
         def replaceable(self) -> bool:
-            """Whether somebody names another in the place of a primary: Sentinels, or a cluster."""
+            """Whether a primary that fails is replaced: Sentinels name the next one (their
+            connections alone have a ``connection_pool``), or a cluster does."""
             return hasattr(self, "connection_pool") or bool(self.slot and self.slot.clustered)
 
         def _connect(self) -> Any:
             return open_socket(self, super()._connect)
 
         def connect(self) -> None:
-            """For PATIENCE seconds or its own limit, where another may come in a primary's place;
-            nothing was done yet of what is to be asked."""
+            """Connect. If a failed primary is replaced, try for ``PATIENCE`` seconds, or for the
+            connection's own timeout if that is shorter; no command was sent yet."""
             deadline = monotonic() + patience_of(self)
             while self._sock is None:
                 try:
@@ -148,38 +172,44 @@ def following(connection_class: Any) -> Any:
                         refuse_tls_server(self, exc)
                     if not self.replaceable or monotonic() >= deadline:
                         raise
-                    # A plain FAILOVER tells no Sentinel: they name the old primary for long.
+                    # After a manual FAILOVER the Sentinels name the old primary for a while. The
+                    # old primary, a replica now, names the new one.
                     if isinstance(exc, Demoted):
                         with suppress(RedisConnectionError, RedisTimeout):
                             return self.connect_to(exc.primary)
                 sleep(PAUSE)
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            # redis-py would connect to where it was last, and ask no Sentinel.
+            # redis-py would connect to the last address again, and ask no Sentinel.
             if self._sock is None:
                 self.connect()
             with closed_meanwhile():
                 super().send_packed_command(command, check_health=check_health)
-            # As stock waits, if the user set no limit. A greeting, or a ping before it, has ours.
-            ours = self.socket_timeout is REPLY_TIMEOUT and not self.replaceable
-            if check_health and ours and publishing.get():
+            # A task's message is sent without a timeout (see ``publishing``), unless the user set
+            # one. The timeout is the package's own if it is this very object. ``check_health`` is
+            # False for commands that send no message, such as those of ``greet``.
+            is_default_timeout = self.socket_timeout is REPLY_TIMEOUT
+            if check_health and is_default_timeout and not self.replaceable and publishing.get():
                 self._sock.settimeout(None)
 
         def reply(self) -> Any:
+            """Read a reply as redis-py does, without the checks of ``read_response``; for the
+            commands of ``greet``."""
             return super().read_response()
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
-            # redis-py waits for a message of pub/sub without a limit: half of one would keep
-            # kombu's loop for ever.
+            # For a message of pub/sub redis-py passes ``timeout=None``: no limit. If half a message
+            # had come, kombu's loop would wait for ever.
             if kwargs.get("timeout", ...) is None:
                 del kwargs["timeout"]
             try:
                 with closed_meanwhile():
                     reply = super().read_response(*args, **kwargs)
-            except MasterDownError as exc:  # to redis-py a ClusterDownError, where there is none
+            except MasterDownError as exc:  # first: it is a subclass of ClusterDownError
                 self.disconnect()
                 raise orphaned(exc) from exc
-            except (AskError, TryAgainError, ClusterDownError) as exc:  # AskError is of MOVED, too
+            # AskError includes MovedError, its subclass.
+            except (AskError, TryAgainError, ClusterDownError) as exc:
                 self.disconnect()
                 if self.slot is None:
                     raise UnsupportedBroker(f"{NO_TAG} ({exc})") from exc
@@ -194,7 +224,7 @@ def following(connection_class: Any) -> Any:
                         "A cluster, and some services, have database 0 only; several apps share it "
                         "by their prefixes (global_keyprefix)"
                     ) from exc
-                # The other ends a blocking read because the server was made a replica.
+                # UNBLOCKED: a blocking read was ended because the server has become a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")
                 if not (unblocked or isinstance(exc, ReadOnlyError)):
                     raise
@@ -205,8 +235,10 @@ def following(connection_class: Any) -> Any:
                     f"what was asked ({exc}); looking for the primary"
                 ) from exc
             finally:
-                if self._sock is not None and self._sock.gettimeout() is None:  # it was a task's
+                # ``send_packed_command`` has taken the timeout away for a task's message.
+                if self._sock is not None and self._sock.gettimeout() is None:
                     self._sock.settimeout(self.socket_timeout)
+            # The heartbeats may have moved to another server since this connection was opened.
             if self.home is not None:
                 self.home.refuse_stranger(self)
             return reply
@@ -215,16 +247,20 @@ def following(connection_class: Any) -> Any:
 
 
 def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
-    """``params`` of connections that follow the primary, or whoever serves ``slot``."""
+    """Return ``params`` for connections that follow the primary, or the node that serves
+    ``slot``."""
     kwargs = {**params, "connection_class": following(params.get("connection_class", Connection))}
-    if slot is not None:  # whoever keeps ``retry`` asks once, and loses nothing by asking again
+    if slot is not None:
+        # redis-py may repeat what a node did not serve, since it was not executed. It repeats
+        # nothing after other errors: the command may have been executed. ``without_retries``
+        # removes this for the connections that claim.
         kwargs.update(slot=slot, retry=Retry(NoBackoff(), TRIES, supported_errors=(NotServed,)))
     return kwargs
 
 
 def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
-    """A redis-py Sentinel's ``discover_master``, whose errors tell all of each Sentinel's client;
-    older ones its passwords, too."""
+    """Wrap a redis-py Sentinel's ``discover_master``: its errors show the whole client of each
+    Sentinel, in older versions with its passwords. Those of the wrapper show the addresses only."""
 
     def discover(service_name: str) -> Any:
         try:
@@ -239,19 +275,21 @@ def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callab
 
 
 class Sentinels(NamedTuple):
-    """Stands for the pool of Sentinel connections, which these ask for the primary at each connect:
-    by connections of the moment, since redis-py's ``Sentinel`` is made for one thread."""
+    """The ``connection_pool`` of connections that follow Sentinels: redis-py's connection asks it
+    for the primary at each connect. Each time it opens connections to the Sentinels and closes them
+    again, since redis-py's ``Sentinel`` is not thread-safe."""
 
     service_name: str
     addresses: Sequence[tuple[str, int]]
     min_other_sentinels: int = 0
     options: Params = ASKED_ONCE
-    # What redis-py's connections ask of their pool beside the address.
+    # Attributes that redis-py's connections read.
     is_master: bool = True
     check_connection: bool = False
 
     def get_master_address(self) -> tuple[str, int]:
-        """Host and port of the primary; ConnectionError: no Sentinel that answers knows one."""
+        """Return host and port of the primary; raise ConnectionError if no Sentinel that answers
+        knows one."""
         sentinel = Sentinel(
             list(self.addresses),
             min_other_sentinels=self.min_other_sentinels,
@@ -265,9 +303,10 @@ class Sentinels(NamedTuple):
 
 
 def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
-    """Params for connections of our own to the primary that kombu's ``pool`` leads to."""
+    """Return the parameters for connections outside of kombu's ``pool`` to the primary that its
+    Sentinels name."""
     manager = pool.sentinel_manager
-    # Since redis-py 8 a pool adds handlers of its own, which a connection outside must not call.
+    # Since redis-py 8 a pool adds handlers that only its own connections may call.
     pools = "maint_", "orig_"
     given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(pools)}
     places = (client.connection_pool.connection_kwargs for client in manager.sentinels)
@@ -285,30 +324,33 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
 
 
 def place_of(params: Params) -> tuple[Hashable, ...]:
+    """Return what identifies the database and the user of ``params``: equal for two parameters that
+    lead to the same, whichever node of a cluster or order of Sentinels they name."""
     sentinels, slot = params.get("connection_pool"), params.get("slot")
-    if slot is not None and slot.clustered:  # whichever node was named
+    if slot is not None and slot.clustered:
         return slot.key, slot.seeds, str(params.get("username"))
     parts = tuple(str(params.get(part)) for part in ("host", "port", "path", "db", "username"))
     if not isinstance(sentinels, Sentinels):
         return parts
-    return *parts, sentinels.service_name, frozenset(sentinels.addresses)  # in any order
+    return *parts, sentinels.service_name, frozenset(sentinels.addresses)
 
 
 def name_of(params: Params) -> str:
-    """Of the place, the same in each process that was given the same."""
+    """Return ``place_of`` as a text that is the same in each process."""
     parts = (sorted(part) if isinstance(part, frozenset) else part for part in place_of(params))
     return " ".join(map(str, parts))
 
 
 def without_retries(params: Params) -> dict[str, Any]:
-    """A claim that redis-py repeats by itself claims twice, and nobody learns of the first."""
+    """Return ``params`` with which redis-py repeats no command by itself. If it repeated a claim
+    whose reply was lost, the worker would not learn of the jobs that it has claimed before."""
     kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
     return {**kept, "retry_on_timeout": False}
 
 
 def ours(params: Params) -> dict[str, Any]:
-    """Arguments of a connection that waits, but not for ever, where the user set no limit, and by
-    which redis-py says who we are, to a server that knows the command."""
+    """Return ``params`` with a timeout, if the user set none, and with the package's name, which
+    redis-py sends to servers that know CLIENT SETINFO (``is_ours`` finds it)."""
     names = ["socket_timeout"] if "path" in params else ["socket_timeout", "socket_connect_timeout"]
     own = {**params, **{name: params.get(name) or REPLY_TIMEOUT for name in names}}
     try:

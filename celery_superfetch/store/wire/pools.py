@@ -1,5 +1,13 @@
-"""Pools of plain connections: one for all of a process that speak to one server, and how many
-connections stay open in it. Plans of managed services are sold by their number."""
+"""Connection pools: one for each server and process, instead of kombu's one for each channel, and
+with few idle connections. Managed services sell plans by the number of connections.
+
+A channel (``transport/frugal.py``) and the owner of the process share the pool of their server
+(``shared_pool``). ``app/broker.py`` makes clients on it for commands, for beat and for pool
+processes (``shared_client``). Any thread may use it, and a signal handler may interrupt it.
+
+The pools are in memory. If the process dies, the server closes the connections. A forked child
+starts without pools.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +23,23 @@ from redis import ConnectionPool, Redis
 from .connections import Params
 from .slots import Slot
 
-#: Seconds for which a connection stays open beside others that are enough meanwhile.
+#: Seconds after which a connection that was not used is closed, if another one is idle as well.
 SURPLUS = 5.0
-#: Each user has one at a time: kombu's limit, for a pool of each channel, would have them fail for
-#: each other; and that of redis-py 8 is 100.
+#: A shared pool has no limit: each user takes one connection at a time. kombu's ``max_connections``
+#: is meant for the pool of one channel: as a limit for all of them it would make calls fail. The
+#: default of redis-py 8 is 100.
 UNLIMITED = 2**31
-#: Parameters in which connections may differ and be the same to those who use them.
+#: Parameters that do not matter to users: pools that differ in these alone are one.
 ALIKE = {"max_connections", "driver_info", "lib_name"}
 
 
 class SharedPool(ConnectionPool):
-    """A pool that channels, the owner and the clients of a process share.
+    """A pool that channels, the owner (which claims and acks jobs) and the clients of a process
+    share.
 
-    It keeps as many connections open as were used at the same time of late. After a connection has
-    failed, those that lie idle are connected anew before they are used: a firewall that has
-    forgotten one says nothing of the others.
+    It keeps as many connections open as were used at the same time within the last seconds. When
+    one has failed, all idle ones are closed, and connect again when they are used: if a firewall
+    has dropped one, it has mostly dropped the others as well.
     """
 
     def __init__(self, **params: Any) -> None:
@@ -38,31 +48,34 @@ class SharedPool(ConnectionPool):
 
     def reset(self) -> None:
         super().reset()
-        # A signal handler may ask for a connection while this thread does; redis-py before 6 has a
-        # lock that would never be free.
+        # A signal handler may ask for a connection while this thread holds the lock. The lock of
+        # redis-py before 6 is not reentrant: the process would hang.
         self._lock = RLock()
 
     def enter(self, user: Any) -> None:
-        """Keep connections open until this user leaves, too."""
+        """Register a user: connections stay open until it leaves."""
         self._users.add(user)
 
     def leave(self, user: Any) -> None:
-        """Close what lies idle if this was the last user. What is in use comes back later, and so
-        does a user: the owner settles after its last channel is closed."""
+        """Unregister a user; if it was the last one, close the idle connections. The pool can be
+        used all the same: an owner sends its last acks after its last channel has left."""
         self._users.discard(user)
         if not self._users:
             self.disconnect(inuse_connections=False)
 
     def release(self, connection: Any) -> None:
-        failed, connection.released_at = connection._sock is None, monotonic()
+        """Take a connection back. If it was closed, it has failed: close all idle ones as well."""
+        has_failed = connection._sock is None
+        connection.released_at = monotonic()
         super().release(connection)
-        if failed:
+        if has_failed:
             self.disconnect(inuse_connections=False)
         elif len(self._available_connections) > 1:
             self._close_surplus(connection.released_at)
 
     def _close_surplus(self, now: float) -> None:
-        """Close what was not used of late: the last that came back is the next to be used."""
+        """Close connections that were not used for ``SURPLUS`` seconds, all but one. The first in
+        the list has been idle for longest, since the last one is taken next."""
         with self._lock:
             idle = self._available_connections
             while len(idle) > 1 and now - idle[0].released_at >= SURPLUS:
@@ -70,17 +83,17 @@ class SharedPool(ConnectionPool):
                 idle.pop(0).disconnect()
 
 
-#: The pools of this process by what their connections have in common.
+#: The pools of this process by the parameters of their connections (``_key_of``).
 _pools: WeakValueDictionary[Hashable, SharedPool] = WeakValueDictionary()
 
 if hasattr(os, "register_at_fork"):
-    # A child has no part in its parent's: it would count that one's channels as its users.
+    # A child makes its own pools: in its parent's, the parent's channels would count as users.
     os.register_at_fork(after_in_child=_pools.clear)
 
 
 def shared_pool(params: Params) -> SharedPool:
-    """Return the pool of this process for connections with these parameters. Those that are not
-    used alike (another timeout, password, or policy for retries) have another."""
+    """Return the pool of this process for connections with these parameters, one and the same for
+    equal parameters. Another timeout, password or policy for retries means another pool."""
     key = _key_of(params)
     pool = _pools.get(key)
     if pool is None:
@@ -89,23 +102,27 @@ def shared_pool(params: Params) -> SharedPool:
 
 
 def _key_of(params: Params) -> Hashable:
-    rows = {name: value for name, value in params.items() if name not in ALIKE}
-    if isinstance(rows.get("slot"), Slot):  # its retries are those of any slot
-        rows.pop("retry", None)
-    # kombu names most parameters that have no value. Of TLS also a false one says what is meant: if
-    # it were left out, who verifies the server would get a connection of who does not.
-    said = {k: v for k, v in rows.items() if v or (v is not None and k.startswith("ssl_"))}
-    return frozenset((name, _comparable(value)) for name, value in said.items())
+    parts = {name: value for name, value in params.items() if name not in ALIKE}
+    if isinstance(parts.get("slot"), Slot):
+        # ``leading_home`` gives each the same retry, as an object that does not compare.
+        parts.pop("retry", None)
+    # A parameter without a value is the same as none: kombu names most of them. An option of TLS
+    # counts even if it is false: otherwise a user that verifies the server's certificate would get
+    # a connection that does not.
+    with_value = {k: v for k, v in parts.items() if v or (v is not None and k.startswith("ssl_"))}
+    return frozenset((name, _comparable(value)) for name, value in with_value.items())
 
 
 def _comparable(value: Any) -> Hashable:
-    """Return what is equal for two values that mean the same, made anew for each channel."""
+    """Return a value that is equal for two objects of the same meaning: kombu makes new ones for
+    each channel."""
     if isinstance(value, Slot):
         return value.key, value.seeds
     if isinstance(value, type):
         return getattr(value, "follows", value)
     if hasattr(value, "get_credentials"):
-        # By the values where they compare: a secret's own text hides which secret it is.
+        # A provider of credentials is compared by its attributes, not by its repr: that hides the
+        # password, and would be equal for two passwords.
         return type(value), frozenset(
             (name, _comparable(part)) for name, part in vars(value).items()
         )
@@ -117,8 +134,9 @@ def _comparable(value: Any) -> Hashable:
 
 
 class SharingClient(Redis):
-    """A client that leaves its pool when it is closed. redis-py leaves a pool that it was given to
-    the garbage collector: its connections stay open until that runs, hours in an idle process."""
+    """A client that leaves its pool when it is closed. redis-py's client would not close a pool
+    that it did not make: the connections would stay open until the garbage collector runs, after
+    hours in an idle process."""
 
     def __init__(self, pool: SharedPool) -> None:
         super().__init__(connection_pool=pool)
@@ -131,5 +149,5 @@ class SharingClient(Redis):
 
 
 def shared_client(params: Params) -> SharingClient:
-    """Return a client for a caller who closes it."""
+    """Return a client on the shared pool; the caller closes it."""
     return SharingClient(shared_pool(params))

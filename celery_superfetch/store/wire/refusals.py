@@ -1,4 +1,9 @@
-"""Which commands the server refuses to a client, found out without executing any of them."""
+"""Finds out which commands the server refuses to a user, without executing any of them.
+
+`superfetch doctor` calls it, through ``Database.refusals``. The commands are queued in a
+transaction that is never executed: if the process dies meanwhile, the server discards the
+transaction, and nothing was done.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +19,38 @@ from .server import is_passing
 def refusals(
     client: Redis, never: str, lines: Iterable[str], keys: Iterable[str]
 ) -> list[tuple[str, str, Exception]] | None:
-    """Queue commands in a transaction that is never executed; return those that are refused. As it
-    queues, the server checks permissions alone. ``ACL DRYRUN`` would need a permission of its own,
-    and Redis 7. If the process dies meanwhile, nothing was done.
+    """Queue commands in a transaction that is never executed; return those that are refused. When
+    the server queues a command, it checks its permissions and the number of its arguments. ``ACL
+    DRYRUN`` would need a permission of its own, and Redis 7.
 
     Args:
-        never: a key that never exists; ``K`` in a line stands for it.
-        lines: commands with arguments that make them complete; ``|`` is before a sub-command.
-        keys: keys whose length is asked for, too.
+        never: a key that never exists.
+        lines: commands, such as "llen K" or "client|id": ``K`` stands for a key, ``|`` is before a
+            sub-command. They have enough arguments to be complete.
+        keys: keys to check with "llen K": a user may have no permission for them. The lines are
+            checked with ``never``.
 
     Returns:
-        Line, key and the server's error of each that is refused; None if ``MULTI`` is.
+        Line, key and the server's error of each command that is refused; None if ``MULTI`` is.
     """
-    looks = [(line, never) for line in lines] + [("llen K", key) for key in keys]
+    checks = [(line, never) for line in lines] + [("llen K", key) for key in keys]
     connection: Any = client.connection_pool.get_connection(*CHECKOUT)
     try:
-        begun, *replies = asked(connection, ["MULTI"], *(_words(*look) for look in looks))
+        begun, *replies = asked(connection, ["MULTI"], *(_words(*check) for check in checks))
     finally:
-        connection.disconnect()  # and with it goes the transaction
+        connection.disconnect()  # the server discards the transaction
         client.connection_pool.release(connection)
     if isinstance(begun, Exception):
         return None
-    # A full server, or a replica, refuses writes as they are queued; that passes.
+    # A full server, or a replica, refuses writes as well. That is no matter of permissions.
     return [
         (line, key, reply)
-        for (line, key), reply in zip(looks, replies, strict=True)
+        for (line, key), reply in zip(checks, replies, strict=True)
         if isinstance(reply, Exception) and not is_passing(reply)
     ]
 
 
 def _words(line: str, key: str) -> list[str]:
+    """Split a line into the words of the command, with ``key`` in the place of ``K``."""
     name, *arguments = line.split()
     return [*name.split("|"), *(key if word == "K" else word for word in arguments)]

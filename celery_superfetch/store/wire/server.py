@@ -1,4 +1,12 @@
-"""Checks of the server before the first claim: what cannot work is refused by name."""
+"""What the server is and can do: checks before the first claim, and kinds of its errors.
+
+A worker calls ``check_platform`` and ``check_server`` when it starts, in its main process. A
+consumer without a worker is checked when its owner registers, before its first claim. Commands call
+``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process. The
+channel wraps declarations in ``even_if_full``, and a worker's connect in ``tried_again``.
+
+The checks only read, and run the script ``return 1``: a death of the process leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +43,7 @@ warn_once = lru_cache(maxsize=1000)(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Redis 6.2
 
-#: Before redis-py 6.1 a pool's own thread cannot take its lock twice.
+#: Before redis-py 6.1 the lock of a connection pool is not reentrant (see ``DEADLOCK``).
 MAY_DEADLOCK = VERSION < (6, 1)
 DEADLOCK = (
     f"redis-py {'.'.join(map(str, VERSION))} may stop this process for ever: a garbage collection "
@@ -43,15 +51,20 @@ DEADLOCK = (
 )
 DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, which kombu allows since 5.6: upgrade both"
 
-#: What a server says that takes no write for a while: it has too few replicas, mostly after a
-#: failover, or its disk is full.
+#: Errors of a server that refuses all writes for a while: it has too few replicas, mostly after a
+#: failover, or it cannot save, mostly since its disk is full.
 REFUSES_ALL = "NOREPLICAS", "MISCONF"
+
+#: The error of a server over its memory limit contains this, also if a script got it, and whatever
+#: the code before it.
+FULL = "used memory > 'maxmemory'"
 
 
 @contextmanager
 def tried_again() -> Iterator[None]:
-    """A worker that connects meanwhile tries again, as where the server is away: by the error's own
-    name it would end, and what it runs with it."""
+    """Raise ConnectionError for an error that says that the server refuses all writes. Celery then
+    connects again after a pause. It would take the error itself as fatal: the worker would end, and
+    its running jobs with it."""
     try:
         yield
     except ResponseError as exc:
@@ -62,12 +75,13 @@ def tried_again() -> Iterator[None]:
         raise ConnectionError(text) from exc
 
 
-#: Refusals that pass, by how they begin or by redis-py's class, which cuts the beginning off: the
-#: server has too few replicas, a full disk or no memory left, or another one is the primary now.
-#: In a transaction redis-py puts the command before it.
+#: Errors that pass by themselves: the server has too few replicas, a full disk or no memory left,
+#: it loads its data, or another one is the primary now. This finds them by their code. In a
+#: transaction redis-py puts the command and "caused error: " before the code.
 PASSING = re.compile(
     r"(^|caused error: )(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
 )
+#: Classes of such errors. redis-py removes the code from their text.
 PASSING_ERRORS = (
     OutOfMemoryError,
     ReadOnlyError,
@@ -79,28 +93,26 @@ PASSING_ERRORS = (
 
 
 def is_passing(exc: BaseException) -> bool:
-    """Whether a server has refused what it will take later."""
+    """Return whether an error passes by itself: the server will execute the command later."""
     if isinstance(exc, PASSING_ERRORS):
         return True
     text = str(exc)
     return isinstance(exc, ResponseError) and bool(PASSING.search(text) or FULL in text)
 
 
-#: What a server over its memory limit says, also of a command in a script, by whichever name.
-FULL = "used memory > 'maxmemory'"
-
-
-#: How a script may begin. Acks and claims free memory, so they must run on a server over its limit
-#: ("allow-oom"): Redis knows that line from 7.0 on. On 6.2, which does not, scripts remove before
-#: they add, which it allows. The other line is a comment to a server that does not know it;
-#: Dragonfly reads there that a script may use a key that it was not told of.
+#: First line of a script for servers that know it: Redis from 7.0 on. Acks and claims free memory:
+#: with the flag "allow-oom" they run on a server over its memory limit, too. Without it (6.2) a
+#: script that begins with a removal may also write.
 FLAGS_LINE = "#!lua flags={flags}\n"
+#: First line for the others, to which it is a comment. Dragonfly reads in it that the script may
+#: use keys that are not among its KEYS.
 PLAIN_LINE = "--!df flags=allow-undeclared-keys\n"
 
 
 @contextmanager
 def even_if_full(queue: str, exchange: str) -> Iterator[None]:
-    """Go on where a full server does not note that a queue is bound."""
+    """Log a warning, instead of raising, if the server is full and refuses to store the binding of
+    a queue."""
     try:
         yield
     except ResponseError as exc:
@@ -117,7 +129,7 @@ def even_if_full(queue: str, exchange: str) -> Iterator[None]:
 
 
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
-    """What the server says of itself; nothing where that is forbidden."""
+    """Return a section of INFO; an empty dict if the ACL forbids it."""
     try:
         return dict(client.info(section))
     except ResponseError:
@@ -125,7 +137,7 @@ def info(client: Redis, section: str = "default") -> dict[str, Any]:
 
 
 def setting(client: Redis, name: str) -> str | None:
-    """One setting of the server; None where that is forbidden."""
+    """Return one setting of the server; None if the ACL forbids CONFIG GET."""
     try:
         settings: Any = client.config_get(name)
     except ResponseError:
@@ -134,7 +146,8 @@ def setting(client: Redis, name: str) -> str | None:
 
 
 def server_version(fields: Mapping[str, Any]) -> tuple[int, int]:
-    """Which Redis the server is, or is compatible with; the least supported where it is silent."""
+    """Return the version of Redis that the server is, or says it is compatible with; the oldest
+    supported one if it says none."""
     try:
         major, minor = str(fields["redis_version"]).split(".")[:2]
         return int(major), int(minor)
@@ -143,8 +156,8 @@ def server_version(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check_platform() -> None:
-    """Refuse Windows (UnsupportedBroker), where ``os.kill(pid, 0)`` ends a process; warn of a
-    redis-py that may stop it."""
+    """Raise UnsupportedBroker on Windows, where ``os.kill(pid, 0)`` ends the process; log a warning
+    if the installed redis-py may make this process hang."""
     if sys.platform == "win32":
         raise UnsupportedBroker(
             "celery_superfetch cannot consume on Windows: its liveness check would end the "
@@ -155,13 +168,16 @@ def check_platform() -> None:
 
 
 def check_cluster(fields: Mapping[str, Any], prefix: str) -> None:
-    """Refuse a cluster (UnsupportedBroker) that would spread the keys of one app over its nodes."""
+    """Raise UnsupportedBroker for a cluster if the prefix has no hash tag: the keys of one app
+    would be on several nodes, and no script could use them."""
     if str(fields.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
         raise UnsupportedBroker(NO_TAG)
 
 
 def check_server(client: Redis, prefix: str = "") -> None:
-    """Refuse what cannot carry the guarantee (UnsupportedBroker); warn of what may break it."""
+    """Raise UnsupportedBroker for a server on which jobs could be lost: a Sentinel, Redis before
+    6.2, a cluster without a hash tag, a server that runs no scripts. Log a warning if it may evict
+    keys."""
     fields = info(client)
     check_cluster(fields, prefix)
     if "sentinel" in (fields.get("redis_mode"), fields.get("server_mode")):  # Redis, Valkey
@@ -190,12 +206,14 @@ def check_server(client: Redis, prefix: str = "") -> None:
 
 
 def first_line(client: Redis) -> str:
-    """Find out with which first line this server takes our scripts; ``{flags}`` stands in it.
+    """Return the first line with which this server accepts the package's scripts: ``FLAGS_LINE``,
+    in which the caller replaces ``{flags}``, or ``PLAIN_LINE``.
 
-    The version does not tell: servers that are no Redis name one of 7 and know no such line.
+    The server's version does not say it: some servers that are compatible with Redis name a version
+    of 7.x and do not know ``FLAGS_LINE``.
 
     Raises:
-        ResponseError: the server runs no scripts for this user, or takes none at the moment.
+        ResponseError: the server runs no scripts for this user, or none at the moment.
     """
     try:
         client.eval(FLAGS_LINE.format(flags="no-writes") + "return 1", 0)
@@ -210,8 +228,8 @@ def first_line(client: Redis) -> str:
 
 
 def _check_scripts(client: Redis, prefix: str) -> None:
-    """Refuse a server (UnsupportedBroker) that cannot run scripts on all keys of an app."""
-    # So many that they cannot all lie in one slot of a cluster by chance.
+    """Raise UnsupportedBroker if the server cannot run scripts on all keys of an app."""
+    # Four keys: it is unlikely that all are in one slot of a cluster by chance.
     keys = [f"{prefix}superfetch:{n}" for n in range(4)]
     try:
         client.eval(first_line(client).format(flags="no-writes") + "return 1", len(keys), *keys)

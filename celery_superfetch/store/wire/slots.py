@@ -1,4 +1,13 @@
-"""The slot of a cluster in which all keys of an app lie, and the way to the node that serves it."""
+"""The hash slot of a Redis Cluster that has all keys of an app, and the search for its node.
+
+Each process has one ``Slot`` for each prefix with a hash tag (``slot_of``), and all of its
+connections share it. The connection class in ``connections.py`` calls ``reach`` when it connects,
+and ``greet`` as soon as it is connected, in any thread. ``transport/channel.py``, ``urls.py`` and
+the result backend for clusters call ``slot_of``.
+
+It only reads from the server, and what it learns is in memory: a death of the process leaves
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +31,15 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-#: A key, or a prefix, with the name in braces by which a cluster chooses its slot.
+#: A key, or a prefix, with a hash tag: a name in braces, by which a cluster chooses the slot.
 TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 
-#: Seconds for which a connection looks for its primary: what a planned failover takes, and with the
-#: four tries of a Celery producer longer than the election after a crash.
+#: Seconds for which a connect looks for the primary. A planned failover takes as long. A Celery
+#: producer tries four times: that is longer than an election after a crash.
 PATIENCE = 5.0
 PAUSE = 0.05  # seconds between two tries
-#: Seconds that a node has to accept a connection: there are others, and one cut off says nothing.
+#: Seconds for a node to accept a connection, then the next node is tried: one that the network has
+#: cut off would not answer at all.
 REACHED_WITHIN = 2.0
 
 NO_TAG = (
@@ -42,51 +52,61 @@ Address = tuple[str, int]
 
 
 def address_of(url: str, port: int = 6379) -> Address:
+    """Return host and port of a URL; ``port``: if it names none."""
     at = urlsplit(url)
     return at.hostname or "localhost", at.port or port
 
 
 class Slot:
-    """Who serves the slot of ``key``, as far as this process knows; what is no cluster is connected
-    to as it was given. Any node will do to begin with: each that is reached names the others."""
+    """The slot of ``key``, and what this process knows of the nodes that may serve it.
+
+    ``seeds`` are the addresses that the user named: one that answers is enough, since each node
+    names all others. If the server is no cluster, connections go where their parameters say.
+    """
 
     def __init__(self, key: str, seeds: Iterable[Address]) -> None:
         self.key = key
         self.seeds = frozenset(seeds)
-        self.clustered = False
-        self.one_node = False  # is all that it shows, which may be a proxy
-        self._primary: Address | None = None
-        self._silent: Address | None = None  # who did not answer last; others come first
-        self._nodes: list[Address] = []
+        self.clustered = False  # whether the server is a cluster
+        #: The cluster names one node alone. That may be a proxy before all nodes.
+        self.one_node = False
+        self._primary: Address | None = None  # the node that served the slot last
+        self._unreachable: Address | None = None  # the last node that failed: it is tried last
+        self._nodes: list[Address] = []  # all nodes, as one of them named them
 
     def reach(self, connection: Any, connect: Callable[[], None]) -> None:
-        """Connect ``connection`` to the node that serves the slot; ConnectionError: none does, or
-        the slot is being moved all the time. Nothing was done of what was to be asked."""
+        """Connect ``connection`` to the node that serves the slot: try each known address, and
+        those to which MOVED leads. ``connect``: redis-py's, which calls ``greet``.
+
+        Raises:
+            ConnectionError: no node that can be reached serves the slot, or the slot is being moved
+                all the time. No command was sent.
+        """
         own: Address = connection.host, connection.port
-        ways = [own]
+        addresses = [own]
         if self.clustered:
-            ways = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
-            ways.sort(key=lambda way: way == self._silent)
+            addresses = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
+            addresses.sort(key=lambda address: address == self._unreachable)
             limit = connection.socket_connect_timeout or REACHED_WITHIN
             connection.socket_connect_timeout = min(limit, REACHED_WITHIN)
         tried: set[Address] = set()
         error: Exception | None = None
-        while ways:
-            address = ways.pop(0)
+        while addresses:
+            address = addresses.pop(0)
             if address in tried:
                 continue
             tried.add(address)
             connection.host, connection.port = address
             try:
-                return connect()  # which comes to ``greet``
+                return connect()
             except MovedError as exc:
                 self.clustered = True
-                ways.insert(0, (exc.host or address[0], exc.port))
+                addresses.insert(0, (exc.host or address[0], exc.port))
                 error = exc
             except (AuthenticationError, AuthorizationError):
                 raise
             except (RedisConnectionError, RedisTimeout, ClusterDownError) as exc:
-                error, self._silent = exc, address
+                error, self._unreachable = exc, address
         if not self.clustered and error is not None:
             raise error
         raise RedisConnectionError(
@@ -94,31 +114,35 @@ class Slot:
         ) from error
 
     def greet(self, connection: Any) -> None:
-        """Ask the node that was reached who the others are, and whether it serves the slot; raises
-        MovedError or ClusterDownError where it does not."""
+        """Ask a node that was reached for the other nodes, and whether it serves the slot; raise
+        MovedError or ClusterDownError if it does not."""
         self._learn(connection)
         deadline = monotonic() + patience_of(connection)
         while True:
             try:
+                # The key never exists: only a node that serves its slot answers without an error.
                 reply_to(connection, "EXISTS", self.key)
             except MovedError:
                 raise
             except MasterDownError as exc:
                 raise orphaned(exc) from exc
-            except AskError as exc:  # it leaves this node, which has it to the end of the move
+            except AskError as exc:
+                # The slot is being moved to another node. This one serves it until the move ends.
                 if monotonic() >= deadline:
                     raise RedisConnectionError(f"the slot of {self.key} is being moved") from exc
                 sleep(PAUSE)
                 continue
-            except NoPermissionError:  # refused by name where a worker starts
-                pass
+            except NoPermissionError:
+                pass  # a worker's start names the missing permission
             break
         self._primary = connection.host, connection.port
 
     def _learn(self, connection: Any) -> None:
+        """Find out whether the server is a cluster, and its nodes."""
         try:
             reply = reply_to(connection, "CLUSTER", "SLOTS")
-        except NoPermissionError:  # MOVED tells who serves it, too
+        except NoPermissionError:
+            # The node that serves the slot is found by MOVED alone.
             with suppress(ResponseError):
                 reply = str(reply_to(connection, "INFO", "cluster"))
                 self.clustered |= "cluster_enabled:1" in reply
@@ -133,6 +157,7 @@ class Slot:
 
 
 def orphaned(exc: MasterDownError) -> RedisConnectionError:
+    """Return the error to raise for a replica that has lost its primary."""
     return RedisConnectionError(
         "the server is a replica that has lost its primary, and serves no stale data: it did "
         f"nothing of what was asked ({exc}); looking for the primary"
@@ -140,16 +165,20 @@ def orphaned(exc: MasterDownError) -> RedisConnectionError:
 
 
 def patience_of(connection: Any) -> float:
+    """Return for how many seconds a connection looks for the primary: its own timeout at most."""
     return float(min(PATIENCE, connection.socket_timeout or PATIENCE))
 
 
 def reply_to(connection: Any, *command: Any) -> Any:
+    """Send a command while the connection is being made; return the reply, or raise the server's
+    error as redis-py does. ``reply`` is a method of ``connections.following``."""
     connection.send_command(*command, check_health=False)
     return connection.reply()
 
 
 def _host(name: Any) -> str:
-    """A node's address; empty where it goes by the one by which it was asked."""
+    """Return a node's host in CLUSTER SLOTS; empty if it has none there: then its host is the one
+    to which the connection was made."""
     host = name.decode() if isinstance(name, bytes) else str(name or "")
     return "" if host == "?" else host
 
@@ -158,8 +187,10 @@ _slots: dict[tuple[str, frozenset[Address]], Slot] = {}
 
 
 def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
-    """The slot of a prefix, for all connections of this process; None without a name in braces."""
+    """Return the slot of a prefix, one and the same for all connections of this process; None if
+    the prefix has no hash tag."""
     if not TAGGED.match(prefix):
         return None
-    slot = Slot(f"{prefix}superfetch:never", seeds)  # as ``Keys.never``, of the room above
+    # The name is that of ``Keys.never`` in ``store/keys.py``, which must not be imported here.
+    slot = Slot(f"{prefix}superfetch:never", seeds)
     return _slots.setdefault((slot.key, slot.seeds), slot)

@@ -1,7 +1,13 @@
-"""TLS on one side only: a ``rediss://`` URL of a plain server, or a plain URL of a TLS server.
+"""Finds out that only one side speaks TLS: a ``rediss://`` URL names a server without TLS, or a
+``redis://`` URL a server with TLS. It raises ``WrongScheme``, which says what to change.
 
-A plain server waits for the rest of the first TLS message, and a TLS server hangs up: neither says
-why. Each is found out while the connection is made, and raises ``WrongScheme``.
+Neither server says what is wrong: one without TLS waits for the rest of the first TLS message, one
+with TLS hangs up.
+
+The connection class in ``connections.py`` calls it while it connects, in any process and thread:
+``open_socket`` opens the socket, ``note_answer`` follows the first reply, ``refuse_tls_server``
+follows an error. A probe is a socket of its own. Nothing is written: if the process dies, the
+sockets close.
 """
 
 from __future__ import annotations
@@ -16,19 +22,20 @@ from typing import Any
 from redis import Connection, SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-#: Seconds after which a TLS handshake without an answer is suspected. A slow server then gets the
-#: rest of the connection's own timeout, by a new handshake.
+#: Seconds for the first TLS handshake. If there is no answer by then, a probe asks whether the
+#: server speaks without TLS. If not, it is slow: a second handshake gets the rest of the
+#: connection's own timeout.
 HANDSHAKE_S = 2.0
 PROBE_S = 1.0  # seconds that a server has to answer a probe
 PING = b"PING\r\n"
 REPLIES = (b"+", b"-")  # first byte of what a plain server answers; an error counts as well
 TLS_RECORDS = (b"\x15", b"\x16")  # first byte of an alert, and of a handshake
 
-#: Addresses that have answered this process, each with whether by TLS. One that has is not probed:
-#: its silence is no wrong scheme.
+#: Host, port, and whether by TLS, of servers that have answered this process. They are not probed:
+#: if one does not answer, the scheme is not the cause.
 _answered: set[tuple[str, int, bool]] = set()
-#: Addresses where a TLS handshake found a plain server. A later one begins with a probe: kombu
-#: connects up to four times before it says what is wrong.
+#: Host and port where a TLS handshake has found a server without TLS. The next connect begins with
+#: a probe, without a handshake: kombu connects up to four times before it shows the error.
 _plain: set[tuple[str, int]] = set()
 
 
@@ -37,10 +44,12 @@ class WrongScheme(RedisConnectionError):
 
 
 def open_socket(connection: Any, connect: Callable[[], Any]) -> Any:
-    """Call ``connect``, which returns the socket of a connection, with TLS after the handshake.
+    """Open the socket of a connection with redis-py's ``connect``; of a TLS connection with a
+    shorter timeout first.
 
-    Raises WrongScheme, soon, where the handshake fails because the server speaks no TLS; otherwise
-    what ``connect`` raises, after the connection's own timeout.
+    Raises:
+        WrongScheme: the handshake has failed because the server speaks no TLS.
+        Exception: what ``connect`` raises, after the connection's own timeout.
     """
     if not isinstance(connection, SSLConnection) or _key(connection) in _answered:
         return connect()
@@ -64,13 +73,14 @@ def open_socket(connection: Any, connect: Callable[[], Any]) -> Any:
 
 
 def note_answer(connection: Any) -> None:
-    """Remember that this address has answered, by TLS or without, as the connection speaks."""
+    """Remember that the server of this connection has answered, with or without TLS."""
     if isinstance(connection, Connection):  # a Unix socket has no TLS
         _answered.add(_key(connection))
 
 
 def _refuse_plain_server(connection: Any, error: Exception | None) -> None:
-    """Raise WrongScheme if the server of a TLS connection answers without TLS."""
+    """Probe the server of a TLS connection; raise WrongScheme if it answers without TLS, else
+    return."""
     address = connection.host, connection.port
     if _first_byte(connection, PING) not in REPLIES:
         _plain.discard(address)
@@ -83,12 +93,12 @@ def _refuse_plain_server(connection: Any, error: Exception | None) -> None:
 
 
 def refuse_tls_server(connection: Any, error: Exception) -> None:
-    """Raise WrongScheme if a connection without TLS failed with ``error`` because its server, which
-    has never answered this process, speaks TLS."""
+    """Probe the server of a connection without TLS that failed with ``error``; raise WrongScheme if
+    it speaks TLS, else return. A server that has answered before is not probed."""
     is_plain = isinstance(connection, Connection) and not isinstance(connection, SSLConnection)
     if not is_plain or isinstance(error, WrongScheme) or _key(connection) in _answered:
         return
-    # A plain server, whatever else is wrong with it, answers a PING, and is silent to a handshake.
+    # A server without TLS answers a PING, if only with an error.
     if _first_byte(connection, PING) in REPLIES:
         return
     if _first_byte(connection, _client_hello()) in TLS_RECORDS:
@@ -103,8 +113,8 @@ def _key(connection: Any) -> tuple[str, int, bool]:
 
 
 def _first_byte(connection: Any, question: bytes) -> bytes:
-    """Return the first byte that the connection's server answers to a question on a socket of its
-    own; empty where it says nothing within ``PROBE_S``, hangs up, or cannot be reached."""
+    """Send ``question`` to the connection's server on a new socket; return the first byte of the
+    answer, or nothing if there is none within ``PROBE_S``."""
     with suppress(OSError):
         address = connection.host, connection.port
         with socket.create_connection(address, PROBE_S) as probe:
@@ -114,7 +124,7 @@ def _first_byte(connection: Any, question: bytes) -> bytes:
 
 
 def _client_hello() -> bytes:
-    """Return the message with which a client begins TLS."""
+    """Return the first message of a TLS handshake."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     outgoing = ssl.MemoryBIO()

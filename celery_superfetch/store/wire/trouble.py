@@ -1,4 +1,9 @@
-"""Advice for the person who reads that the Redis server cannot be used."""
+"""Advice on errors of the Redis server, for the person who reads them: ``advice_for``.
+
+The command line, the console's probe and its metrics call it, each in a process of its own, to
+print a broker's error. It only maps texts: nothing is sent to Redis, and a death of the process
+leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,13 @@ from .tls import WrongScheme
 
 NO_PASSWORD = "the server wants a password: put it into the URL, redis://:PASSWORD@host"
 
-#: What a server, a service or the resolver says -> what to do about it. The first that is found in
-#: the error's text counts, whatever its case.
+#: Part of an error of the server, of a managed service or of the resolver, in lower case -> what to
+#: do. The first part that is in the error's text counts.
 ADVICE_BY_TEXT = {
     "wrongpass": "the user or the password in the URL is wrong",
     "noauth": NO_PASSWORD,
-    "authentication required": NO_PASSWORD,  # so redis-py says it
-    "hello must be called": NO_PASSWORD,  # with RESP3
+    "authentication required": NO_PASSWORD,  # redis-py's text for NOAUTH
+    "hello must be called": NO_PASSWORD,  # the server's text with RESP3
     "invalid password": "the password in the URL is wrong",
     "oom command": "the server is full and refuses writes: raise maxmemory, or see which queue or "
     "result grows",
@@ -36,11 +41,12 @@ ADVICE_BY_TEXT = {
 
 
 def advice_for(error: BaseException, url: str = "") -> str:
-    """Return what to do about an error of the server or of the way to it; empty if unknown, or if
-    the error says it.
+    """Return what to do about an error of the server or of the network; empty if that is unknown,
+    or if the error's own text says it.
 
     Arguments:
-        url: the broker's URL; with ``rediss://`` a missing answer may be a missing TLS.
+        url: the broker's URL. If it asks for TLS, and there is no answer, the server may not speak
+            TLS.
     """
     text = str(error).lower()
     for part, advice in ADVICE_BY_TEXT.items():

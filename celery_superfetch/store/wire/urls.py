@@ -1,4 +1,10 @@
-"""A client by a broker's URL as kombu has them, for who loads no kombu."""
+"""Makes a Redis client from a broker's URL as kombu reads it, without importing kombu, which takes
+long to load.
+
+``Inspector.at`` calls ``client_at``, for the probe that a container runs as its health check
+(``console/probe.py`` with ``--broker``), in a process of its own. ``app/broker.py`` uses
+``legible``. Nothing is written: a death of the process leaves nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +30,9 @@ PROVIDER = "credential_provider"
 
 @contextmanager
 def legible() -> Iterator[None]:
-    """Say what is wrong with a URL that cannot be read. What Python, kombu and redis-py say of one
-    may hold a part of its password: that is in no text of ours, nor in a traceback."""
+    """Raise UnsupportedBroker for a URL that cannot be read (ValueError). The errors of Python,
+    kombu and redis-py may show a part of the URL's password: this one does not, and neither does
+    its traceback."""
     try:
         yield
     except SuperfetchError:
@@ -38,8 +45,9 @@ def legible() -> Iterator[None]:
 
 
 def _without_provider(url: str) -> tuple[str, CredentialProvider | None]:
-    """Split off what gives user and password, which kombu takes by ``?credential_provider=`` as the
-    name of a class; redis-py would take that name for the provider itself.
+    """Split the option ``credential_provider`` off a URL; return the URL without it, and the
+    provider. kombu reads the option as the name of a class; redis-py would take that name for the
+    provider itself.
 
     Raises:
         ConfigError: no such class can be imported, or it is none of redis-py's kind.
@@ -51,7 +59,7 @@ def _without_provider(url: str) -> tuple[str, CredentialProvider | None]:
         return url, None
     module, _, attribute = names[-1].replace(":", ".").rpartition(".")
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # as Celery does, where a user's modules mostly are
+        sys.path.append(os.getcwd())  # as Celery does: users' modules are mostly there
     try:
         provider = getattr(import_module(module), attribute)()
     except Exception as exc:
@@ -65,32 +73,39 @@ def _without_provider(url: str) -> tuple[str, CredentialProvider | None]:
             "redis.CredentialProvider"
         )
     rest = urlencode([(name, value) for name, value in words if name != PROVIDER])
-    # It takes the place of a user and a password, as in kombu.
+    # A provider replaces a user and a password in the URL, as with kombu.
     netloc = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=netloc, query=rest)), provider
 
 
 @legible()
 def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
-    """It waits ``timeout`` seconds for each reply. ``master``: the primary's name, with sentinel://;
-    ``prefix``: the app's ``global_keyprefix``, by which a node of a cluster is found."""
-    limits: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
+    """Return a client for a broker's URL. With Sentinels it is connected to the primary that they
+    name now, and follows no failover.
+
+    Arguments:
+        master: the name of the primary, with sentinel://.
+        prefix: the app's ``global_keyprefix``: its hash tag leads to a node of a cluster.
+        timeout: seconds to wait for each reply.
+    """
+    options: dict[str, Any] = {"socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
     scheme, _, rest = url.partition(":")
     if scheme == "redis+socket":
-        return Redis.from_url(f"unix:{rest.replace('virtual_host=', 'db=')}", **limits)
-    int(urlsplit(url.partition(";")[0]).path.lstrip("/") or 0)  # redis-py would take it for 0
-    limits["socket_connect_timeout"] = timeout
+        return Redis.from_url(f"unix:{rest.replace('virtual_host=', 'db=')}", **options)
+    # A database that is no number raises ValueError here: redis-py would silently use database 0.
+    int(urlsplit(url.partition(";")[0]).path.lstrip("/") or 0)
+    options["socket_connect_timeout"] = timeout
     if scheme == "rediss":
-        limits["ssl_cert_reqs"] = "none"  # kombu's default, where the URL says nothing
+        options["ssl_cert_reqs"] = "none"  # kombu's default, if the URL does not set it
     if scheme != "sentinel":
         url, provider = _without_provider(url)
         if provider is not None:
-            limits["credential_provider"] = provider
-        # kombu has Python's names of what to verify
+            options["credential_provider"] = provider
+        # kombu's URLs have Python's names (CERT_REQUIRED), redis-py has its own (required).
         url = re.sub("=CERT_(NONE|OPTIONAL|REQUIRED)", lambda match: f"={match[1].lower()}", url)
         slot = slot_of(prefix, [address_of(url)])
         kind = SSLConnection if scheme == "rediss" else Connection
-        return Redis.from_url(url, **leading_home({**limits, "connection_class": kind}, slot))
+        return Redis.from_url(url, **leading_home({**options, "connection_class": kind}, slot))
     if not master:
         raise ConfigError("--master has to name the primary of sentinel://")
     urls = [sentinel for sentinel in url.split(";") if sentinel]
@@ -98,5 +113,6 @@ def client_at(url: str, master: str, prefix: str, timeout: float) -> Redis:
         master, [address_of(sentinel, 26379) for sentinel in urls]
     ).get_master_address()
     first = urlsplit(urls[0])
-    home = f"redis://{first.netloc.rpartition('@')[0]}@{first.path}"  # credentials and database
-    return Redis.from_url(home, host=host, port=port, **limits)
+    # The primary has the user, the password and the database of the first Sentinel's URL.
+    primary = f"redis://{first.netloc.rpartition('@')[0]}@{first.path}"
+    return Redis.from_url(primary, host=host, port=port, **options)
