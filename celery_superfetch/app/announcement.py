@@ -8,7 +8,7 @@ be called twice, but steps that were published are not published again.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe, loggable, one_line
 from ..model.log_text import one_line_each
-from ..model.step import FOLLOWING, ITSELF, running, seed_of
+from ..model.step import ITSELF, running, seed_of
 from ..signals import job_killed
 from .backend_turn import backend_turn
 from .chords import fail_part, parts_ahead
@@ -124,21 +124,19 @@ class Announcement:
             if notice := running.get():  # this run publishes the steps that the job did not
                 notice.earlier = job.steps
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
-                fields = vars(self.request)
-                fields |= {name: notice.followers(name, fields.get(name)) for name in FOLLOWING}
             self._tell_caller(job)
         self.dead.announced(job)
 
     def _tell_caller(self, job: DeadJob) -> None:
-        """Store the failure and publish what follows it; ``DECIDE`` in ``sender.py`` has this
-        name."""
+        """Store the failure and publish what follows it."""
         self.stores = self._stores()
         # A careful run takes no turn: the run that was killed may have left its turn locked.
         with nullcontext() if self.careful else backend_turn(self.dead.database):
             state = self._state(job)
         if state == states.SUCCESS:  # it had succeeded, and only its ack was lost
             # But it may not have counted in its chord, or be the part that publishes the body.
-            return fail_part(self.backend, self.request, self.exc)
+            with self._publishing_followers():
+                return fail_part(self.backend, self.request, self.exc)
         if self.stores and state is None:
             self.backend.store_result(
                 job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
@@ -152,11 +150,17 @@ class Announcement:
             )
             return
         if not self.called:
-            self._chord_and_chain()
-            self._errbacks()
+            with self._publishing_followers():
+                self._chord_and_chain()
+                self._errbacks()
             self.called = True
         if self.task is not None:  # else its receivers and its hook are with those who have it
             self._receivers(self.task)
+
+    def _publishing_followers(self) -> AbstractContextManager[None]:
+        """Mark that the notice's run publishes what follows the dead-lettered job."""
+        notice = running.get()
+        return notice.publishing_followers(vars(self.request)) if notice else nullcontext()
 
     def _stores(self) -> bool:
         """Return whether Celery would store a failure that the task raised."""

@@ -8,6 +8,7 @@ import celery.app.amqp
 import kombu.connection
 from celery import Celery
 from kombu.utils.collections import HashedSeq
+from kombu.utils.objects import cached_property
 from redis import Redis
 
 from ..errors import UnsupportedBroker
@@ -58,8 +59,9 @@ class _Pool(kombu.connection.ConnectionPool):
 class AMQP(celery.app.amqp.AMQP):
     Connection = Connection
 
-    def _create_task_sender(self) -> Any:
-        return sender(super()._create_task_sender())
+    @cached_property
+    def send_task_message(self) -> Any:
+        return sender(super().send_task_message)
 
 
 def config_of(app: Celery) -> Config:

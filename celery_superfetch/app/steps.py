@@ -12,18 +12,17 @@ says what was published (``model.step``): only the rest is published again.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import current_app, states
-from celery.app import trace
+from celery.app import default_app, trace
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
-from kombu.serialization import loads
+from kombu.serialization import loads, prepare_accept_content
 
 from ..model.job import DELIVERY, Counters
 from ..model.log_text import one_line_each
@@ -32,15 +31,14 @@ from .chords import is_on_redis
 from .ignored_results import ignores_result
 from .refusals import NotSent
 from .result_age import is_of_job
-from .sender import release  # whose ``DECIDE`` names functions of this module
+from .sender import release
+from .task_hooks import hook
 
 logger = one_line_each(get_logger(__name__))
 
 #: Headers of Celery's own; all others Celery takes for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
 FIRST_RUN = Counters().as_header(0)
-#: Modules that read what follows a job in order to publish it: they see ids, user code does not.
-PUBLISH = ("celery.app.trace", "celery.backends", "celery_superfetch.app.chords")
 
 
 class Completed(BaseException):
@@ -59,7 +57,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     try:
         if is_tracer(target):
             # What this raises, Celery's tracer would raise, too: the worker stores and logs it.
-            kwargs = _prepare(claim, *args, **kwargs)
+            args = _prepare(claim, _tasks_of(target), *args)
         try:
             answer = target(*args, **kwargs)
         except Exception:
@@ -85,6 +83,14 @@ def is_tracer(target: Callable[..., Any]) -> bool:
     return getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task)
 
 
+def _tasks_of(tracer: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the tasks among which one of Celery's tracers looks for that of a job. In a worker
+    they are those of the default app: a task may have made another app the current one."""
+    is_fast = getattr(tracer, "__wrapped__", tracer) is trace.fast_trace_task
+    tasks: Mapping[str, Any] = (default_app if is_fast else current_app).tasks
+    return tasks
+
+
 def _ended_by(semipredicate: Exception, exc: BaseException) -> Any:
     """Return the outcome that Celery's tracer has for a task that raised ``semipredicate``."""
     return 1, ExceptionInfo((type(semipredicate), semipredicate, exc.__traceback__)), 0.0
@@ -102,40 +108,24 @@ def _release(answer: Any) -> None:
     release(job, is_over=is_over)
 
 
-def _following(name: str) -> property:
-    """Make one attribute of ``RunContext`` that names what follows the job."""
-
-    def get(self: Any) -> Any:
-        value, job = vars(self).get(name), running.get()
-        if not value or job is None or self.is_eager or self.id != job.task_id:
-            return value
-        reader = sys._getframe(1).f_globals.get("__name__", "")
-        return job.followers(name, value) if reader.startswith(PUBLISH) else value
-
-    def put(self: Any, value: Any) -> None:
-        vars(self)[name] = value
-
-    return property(get, put)
-
-
-class RunContext(Context):
-    """Celery's context of a run, in which what follows the job has ids when Celery publishes it.
-    User code sees it without these ids: if a task that passes a callback on by hand, or with its
-    retry, passed on the id as well, two messages would have the same one."""
-
-    callbacks, errbacks, chord, chain = (
-        _following(name) for name in ("callbacks", "errbacks", "chord", "chain")
-    )
-
-
-def _prepare(claim: Claim, name: str, id: str, request: Any, *message: Any, **kwargs: Any) -> Any:
+def _prepare(
+    claim: Claim,
+    tasks: Mapping[str, Any],
+    name: str,
+    id: str,
+    request: Any,
+    body: Any,
+    content_type: Any,
+    content_encoding: Any,
+) -> tuple[Any, ...]:
     """Start the record of a run (``running``) and put this delivery's counters into the request.
 
     Arguments:
+        tasks: those that Celery's tracer knows.
         name: this and the following are the arguments of Celery's tracer.
 
     Returns:
-        the keyword arguments to call the tracer with.
+        the arguments to call the tracer with.
 
     Raises:
         Fenced: an earlier run has ended the job by its retry or replacement.
@@ -150,29 +140,22 @@ def _prepare(claim: Claim, name: str, id: str, request: Any, *message: Any, **kw
     if request.get("headers") is None:  # Celery would take ours for the user's
         request["headers"] = {k: v for k, v in request.items() if k not in OF_CELERY}
     counters = request.get(DELIVERY)
-    task = (trace._localized[0] if trace._localized else current_app.tasks)[name]
+    task = tasks[name]
     result = (claim.steps or counters) and _result_of(task, id, request)
     ended = bool(claim.steps) or (bool(result) and is_of_job(result, claim.since))
     request[DELIVERY] = {**(counters or FIRST_RUN), "ended": ended, "token": claim.token}
     if claim.id:
         seed = seed_of(request.get("properties") or {}, id)
-        running.set(Run(claim, id, title, request.get("group"), seed))
-        trace.Context = RunContext
-    if not result:
-        return kwargs
-
-    body, content_type, *_ = message
-    if not content_type:  # it was decoded before, as protocol 1 always is
-        _complete(task, result, {**request, **(body[2] or {})})
-        return kwargs
-
-    def load(*args: Any, **how: Any) -> Any:
-        # The chord is named in the body, which only the tracer decodes.
-        loaded = loads(*args, **how)
-        _complete(task, result, {**request, **(loaded[2] or {})})
-        return loaded
-
-    return {**kwargs, "loads": load}
+        group, retries = request.get("group"), request.get("retries") or 0
+        running.set(Run(claim, id, title, group, seed, retries))
+        hook(task, request.get("hostname"))
+    if result and result["status"] == states.SUCCESS and _is_deduplicated(task):
+        if content_type:  # if not, it was decoded before, as protocol 1 always is
+            accept = prepare_accept_content(task.app.conf.accept_content)
+            body = loads(body, content_type, content_encoding, accept=accept)
+            content_type = content_encoding = None
+        _complete(task, result, request, body[2] or {})
+    return name, id, request, body, content_type, content_encoding
 
 
 def _result_of(task: Any, id: str, request: Any) -> Any:
@@ -189,17 +172,30 @@ def _result_of(task: Any, id: str, request: Any) -> Any:
     return None
 
 
-def _complete(task: Any, result: Any, request: dict[str, Any]) -> None:
-    """Count a job that has a result in its chord, where Celery would skip the job
-    (``worker_deduplicate_successful_tasks``). If its process died between the result and the count,
-    the chord would otherwise wait for ever.
+def _is_deduplicated(task: Any) -> bool:
+    """Return whether Celery skips a job of this task that has succeeded before."""
+    return bool(task.app.conf.worker_deduplicate_successful_tasks)
+
+
+def _complete(task: Any, result: Any, request: dict[str, Any], embed: dict[str, Any]) -> None:
+    """Complete a job that has succeeded before, where Celery skips it.
+
+    Celery would not count it in its chord. If its process died between the result and the count,
+    the chord would otherwise wait for ever. Of another job Celery publishes what follows it, if the
+    result does not say that it was published.
+
+    Arguments:
+        embed: what the body of its message names for its end.
 
     Raises:
-        Completed: it succeeded, and is counted.
+        Completed: it is counted, and there is nothing left to do.
     """
-    if not (request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks):
-        return
+    run = running.get()
+    context = Context({**request, **embed})
     # Only where a part counts once is it safe to count it again.
-    if result["status"] == states.SUCCESS and is_on_redis(task.backend):
-        task.backend.on_chord_part_return(RunContext(request), states.SUCCESS, result["result"])
+    if context.chord and is_on_redis(task.backend):
+        with run.publishing_followers(vars(context)) if run else nullcontext():
+            task.backend.on_chord_part_return(context, states.SUCCESS, result["result"])
         raise Completed
+    if run and context.delivery_info and context.delivery_info.get("redelivered"):
+        run.window.enter_context(run.publishing_followers(embed))

@@ -6,17 +6,18 @@ names the signature) and a number. The *steps note* in the owner's private list 
 were published. If the process dies between two steps, the note goes with the job to its next claim,
 and the next run publishes only the rest (``step.lua``).
 
-``app.steps`` makes a ``Run`` for each run of a job, ``app.sender`` asks it whether a message is a
-step, and ``transport.steps`` publishes that.
+``app.steps`` makes a ``Run`` for each run of a job, ``app.task_hooks`` reports to it how far that
+has come, ``app.sender`` asks it whether a message is a step, and ``transport.steps`` publishes it.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from enum import Enum
 from hashlib import sha1
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
@@ -91,17 +92,43 @@ def seed_of(properties: Mapping[str, Any], task_id: str) -> str:
     return f"{properties.get('delivery_tag')} {task_id}"
 
 
+class Phase(Enum):
+    """How far a run has come."""
+
+    BEFORE = "before"  # the task's body
+    BODY = "body"
+    END = "end"  # the body has returned or raised
+
+
 class Run:
     """One run of a job: the steps that it may publish, and how many it has published.
 
     It lives in the process that runs the job; only the steps note outlives that.
+
+    Arguments:
+        retries: the number of the retry that this run is; 0 for a first run.
     """
 
     def __init__(
-        self, claim: Claim, task_id: str, title: str, group: str | None = None, seed: str = ""
+        self,
+        claim: Claim,
+        task_id: str,
+        title: str,
+        group: str | None = None,
+        seed: str = "",
+        retries: int = 0,
     ) -> None:
         self.claim, self.task_id, self.title, self.group = claim, task_id, title, group
-        self.seed = seed
+        self.seed, self.retries = seed, retries
+        self.phase = Phase.BEFORE
+        #: Celery, or this package, publishes what follows a job; if not, user code publishes.
+        self.publishes_followers = False
+        #: Closing it ends ``publishing_followers``, if that began as the body returned.
+        self.window = ExitStack()
+        #: Celery counts the job in its chord, and may publish the body of that.
+        self.completes_chord = False
+        #: Task ids of what replaces the job, while replace() publishes that.
+        self.replaced_by: frozenset[str] = frozenset()
         #: If this job is a notice: the steps note of the dead-lettered job, whose steps it sends.
         self.earlier = ""
         #: Calls that publish the retry, or the replacement, until it is known whether the run ends
@@ -115,19 +142,42 @@ class Run:
         #: Attribute -> its signatures as they were copied, and the copy.
         self._followers: dict[str, tuple[Any, Any]] = {}
 
+    @contextmanager
+    def publishing_followers(self, message: dict[str, Any]) -> Iterator[None]:
+        """Mark that Celery, or this package, publishes what follows the job: until this ends, a
+        message with the id of a follower is a step.
+
+        Arguments:
+            message: what the job's message says, as Celery reads it meanwhile. Its followers have
+                ids until this ends.
+        """
+        for name in FOLLOWING:
+            if message.get(name):
+                message[name] = self.followers(name, message[name])
+        self.publishes_followers = True
+        try:
+            yield
+        finally:
+            self.publishes_followers = False
+            self.hide_ids(message)
+
+    def hide_ids(self, message: dict[str, Any]) -> None:
+        """Replace followers that have ids with those that the message names: what user code
+        publishes by hand would have the same ids."""
+        for name, (signatures, copied) in self._followers.items():
+            if message.get(name) is copied:
+                message[name] = signatures
+
     def followers(self, name: str, signatures: Any) -> Any:
         """Copy what the message names for the job's end, with an id for each signature that has
         none: the same id in each run, where Celery would make one up.
-
-        Only Celery's publishing code gets the copy: if the task saw it, messages that its body
-        sends by hand would have the same ids.
 
         Arguments:
             name: the attribute of the message, one of ``FOLLOWING``.
             signatures: its value.
         """
         source, copied = self._followers.get(name, (None, None))
-        if source is not signatures:
+        if signatures is not source and signatures is not copied:
             copied = signatures
             with suppress(*UNREADABLE):  # Celery reports it where it reads the signature
                 copied = self._copied(name, signatures)

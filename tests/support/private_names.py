@@ -197,12 +197,10 @@ celery app.
     announce killed jobs: task:Task._backend base:Celery._get_backend()
     count the parts of chords: task:Task._backend base:Celery._backend base:Celery._get_backend()
     store a failure where Celery would: trace:get_actual_ignore_result(task,request)>=5.6
-    give back a job whose next message cannot be sent: amqp:AMQP._create_task_sender()
-        task:Task.retry() task:Task.replace(sig) trace:trace_task(task,uuid,args,kwargs)
-    know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding,loads=)
-        trace:trace_task_ret(name,uuid,request,body,type,encoding,loads=) task:Task.retry(throw=)
-    give ids to what follows a job: trace:Context
-    complete a job that has its result: trace:_localized
+    examine each message that a job publishes: amqp:AMQP.send_task_message
+    know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding)
+        trace:trace_task_ret(name,uuid,request,body,type,encoding) task:Task.on_replace(sig)
+        trace:build_tracer(name,task,loader,hostname,app=)
 celery utils.
     call receivers that may exit: dispatch.signal:Signal._live_receivers(sender)
     replace what cannot be pickled: serialization:UnpickleableExceptionWrapper(mod,name,args,text)
@@ -216,10 +214,8 @@ celery backends.redis:
 celery
     announce killed jobs: backends.base:Backend._call_task_errbacks(r,e,t)
     count a part of a chord again: backends.redis:RedisBackend.on_chord_part_return(r,s,v)
-    know who publishes a message: app.trace:TraceInfo.handle_failure
-        app.trace:TraceInfo.handle_retry
-        backends.base:Backend.mark_as_done backends.base:Backend.mark_as_failure
-        utils.dispatch.signal:Signal.send canvas:Signature.apply_async
+    know when Celery publishes what follows a job: backends.base:Backend.mark_as_done(id,result)
+        backends.base:Backend.mark_as_failure(id,exc,traceback,request=)
     give jobs back at once: apps.worker:_shutdown_handler~worker_
     set an app's defaults: utils.collections:ConfigurationView._to_keys(key)
         utils.dispatch.signal:Signal.receivers

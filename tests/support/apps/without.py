@@ -22,7 +22,7 @@ from celery_superfetch.console import listener
 from celery_superfetch.model import forks, permit
 from celery_superfetch.model.foreign import describe, message_of
 from celery_superfetch.model.process import look_at
-from celery_superfetch.model.step import Run
+from celery_superfetch.model.step import FOLLOWING, Run
 from celery_superfetch.model.strikes import Blame, Recovery
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.owner import gevent_pulse, heartbeat_thread
@@ -463,8 +463,12 @@ def numbers_of_messages() -> None:
 
 def origins() -> None:
     """What a body publishes by hand counts as the end of its job, and has its ids."""
-    sender.origin = lambda: sender.Origin(of_end=True)
-    ends.PUBLISH = ("",)
+    Run.publishes_followers = property(lambda self: True, lambda *_: None)
+
+    def show_ids(self: Run, message: Any) -> None:
+        message.update({n: self.followers(n, message[n]) for n in FOLLOWING if message.get(n)})
+
+    Run.hide_ids = show_ids
 
 
 def seeds() -> None:

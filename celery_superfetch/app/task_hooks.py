@@ -1,0 +1,170 @@
+"""Reports to the run of a job (``model.step.Run``) how far Celery has come with it: the task's body
+begins and ends, Celery publishes what follows the job, the task retries or replaces itself.
+
+``app.steps`` calls ``hook`` before each run. In the first run of a task in this process it wraps
+methods of the task and of its result backend, all of Celery's public interface: ``run``,
+``__call__``, ``retry``, ``on_replace``; ``mark_as_done``, ``mark_as_failure``,
+``on_chord_part_return``. Outside the run of a job the wrappers only call what they wrap. If the
+process dies, nothing of this is left.
+
+Foreign names beside these: ``trace.build_tracer`` and ``Task.__trace__``. Celery's tracer takes a
+task's ``run`` when it is built, so that it is built again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+from celery import Task
+from celery.app import trace
+
+from ..model.step import Phase, ids_of, running
+from .sender import release
+
+#: Marks what is wrapped: a task, a result backend, a ``__call__``.
+HOOKED = "superfetch_hooked"
+
+_hooking = threading.Lock()
+
+
+def hook(task: Any, hostname: str | None) -> None:
+    """Wrap the methods of a task and of its result backend, if that was not done before.
+
+    Arguments:
+        hostname: of the worker; Celery's tracer stores it with a job's start.
+    """
+    backend = task.backend
+    if HOOKED in vars(task) and HOOKED in vars(backend):
+        return
+    with _hooking:  # the pool may run two threads
+        if HOOKED not in vars(backend):
+            _hook_backend(backend)
+            setattr(backend, HOOKED, True)
+        if HOOKED not in vars(task):
+            _hook_task(task)
+            app = task.app
+            task.__trace__ = trace.build_tracer(task.name, task, app.loader, hostname, app=app)
+            setattr(task, HOOKED, True)
+
+
+def _hook_task(task: Any) -> None:
+    task.run = _body(task, task.run)
+    task.retry = _retry(task.retry)
+    task.on_replace = _on_replace(task.on_replace)
+    # Celery calls a ``__call__`` of the user in place of ``run``: then that is the whole body.
+    cls = type(task)
+    call = cls.__call__
+    if call is not Task.__call__ and not hasattr(call, HOOKED):
+
+        @wraps(call)
+        def call_hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _run_body(self, partial(call, self), args, kwargs)
+
+        setattr(call_hooked, HOOKED, True)
+        cls.__call__ = call_hooked
+
+
+def _body(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _run_body(task, body, args, kwargs)
+
+    return run
+
+
+def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run the body of a job, and report its begin and its end. What else calls the task's body is
+    part of a body: another task, the task itself, an eager run."""
+    run = running.get()
+    if run is None or run.phase is not Phase.BEFORE or task.request.id != run.task_id:
+        return body(*args, **kwargs)
+    message = vars(task.request)
+    # ``app.steps`` has opened it for a job that Celery skips; it has not skipped this one.
+    run.window.close()
+    run.hide_ids(message)
+    run.phase = Phase.BODY
+    try:
+        result = body(*args, **kwargs)
+    finally:
+        run.phase = Phase.END
+    # From here to ``mark_as_done`` Celery publishes callbacks, the next link and a chord's body.
+    run.window.enter_context(run.publishing_followers(message))
+    return result
+
+
+def _retry(retry: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(retry)
+    def retry_hooked(*args: Any, **kwargs: Any) -> Any:
+        answer = retry(*args, **kwargs)
+        if run := running.get():  # it did not raise (throw=False): the run does not end with it
+            release(run)
+        return answer
+
+    return retry_hooked
+
+
+def _on_replace(on_replace: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(on_replace)
+    def on_replace_hooked(sig: Any) -> Any:
+        run = running.get()
+        if run is None:
+            return on_replace(sig)
+        before, run.replaced_by = run.replaced_by, ids_of(sig)
+        try:
+            return on_replace(sig)
+        finally:
+            run.replaced_by = before
+
+    return on_replace_hooked
+
+
+def _hook_backend(backend: Any) -> None:
+    backend.mark_as_done = _mark_as_done(backend.mark_as_done)
+    backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
+    backend.on_chord_part_return = _on_chord_part_return(backend.on_chord_part_return)
+
+
+def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(mark)
+    def mark_as_done(task_id: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return mark(task_id, *args, **kwargs)
+        finally:
+            # What follows is published: hooks and receivers of signals are next.
+            run = running.get()
+            if run is not None and run.task_id == task_id:
+                run.window.close()
+
+    return mark_as_done
+
+
+def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(mark)
+    def mark_as_failure(task_id: str, *args: Any, **kwargs: Any) -> Any:
+        run, request = running.get(), kwargs.get("request")
+        is_of_run = run is not None and run.task_id == task_id and run.phase is not Phase.BODY
+        if run is None or request is None or not is_of_run:
+            return mark(task_id, *args, **kwargs)
+        run.window.close()  # what followed a success could not be published
+        with run.publishing_followers(vars(request)):
+            return mark(task_id, *args, **kwargs)
+
+    return mark_as_failure
+
+
+def _on_chord_part_return(count: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(count)
+    def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
+        run = running.get()
+        if run is None:
+            return count(*args, **kwargs)
+        before, run.completes_chord = run.completes_chord, True
+        try:
+            return count(*args, **kwargs)
+        finally:
+            run.completes_chord = before
+
+    return on_chord_part_return
