@@ -14,8 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..history import History, read
-from .points import Run, all_series
+from .points import Run
 from .report import summary
+from .series import all_series
 from .shapes import HARMS, MOMENTS, POOLS, SHAPES
 
 

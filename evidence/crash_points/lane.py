@@ -8,7 +8,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from support.servers.server import Server
 from support.workers.worker import Worker
@@ -16,11 +16,9 @@ from support.workers.worker import Worker
 from ..history import History
 from .processes import is_gone
 from .proxy import Harm, Proxy
+from .series import Series
 from .shapes import LEFT, REST, SHAPES, STAYS, TARGET, workflow
 from .tasks import build
-
-if TYPE_CHECKING:
-    from .points import Series
 
 #: Workers of the target: one is harmed, another takes over, and the next is starting.
 FLEET = 3

@@ -1,4 +1,4 @@
-"""Which points there are, and how they are run one after the other in several lanes."""
+"""Runs crash points, one after the other in each of several lanes."""
 
 from __future__ import annotations
 
@@ -7,41 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from ..history import History
 from .lane import Lane
-from .shapes import HARMS, MOMENTS
+from .series import Series
 
 #: Beyond this many commands something is wrong: no job of a shape sends so many.
 MOST = 120
-
-
-@dataclass(frozen=True)
-class Series:
-    """All the points of one shape, one kind of harm and one moment: n = 1, 2, 3, ..."""
-
-    side: str
-    pool: str
-    shape: str
-    kind: str
-    moment: str
-
-    def point(self, nth: int, fresh: bool = False) -> str:
-        words = (self.side, self.pool, self.shape, self.kind, self.moment, str(nth))
-        return "/".join(words).replace(" ", "-") + ("-fresh" if fresh else "")
-
-
-def all_series(
-    sides: Iterable[str],
-    pools: Iterable[str],
-    shapes: Iterable[str],
-    kinds: Iterable[str] = HARMS,
-    moments: Iterable[str] = MOMENTS,
-) -> list[Series]:
-    every = itertools.product(sides, pools, shapes, kinds, moments)
-    # Only a pool of processes has a child that can die alone.
-    return [Series(*one) for one in every if one[3] != "child" or one[1] == "prefork"]
 
 
 class Run:
