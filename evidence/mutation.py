@@ -31,6 +31,7 @@ STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
 REPLIES = "tests/integration/owner/replies"
+STEPS = ["tests/integration/app/test_steps.py", "tests/integration/app/test_steps_of_tasks.py"]
 HANDING_ON = [
     f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "streams", "chords", "seen")
 ]
@@ -83,8 +84,9 @@ TARGETS = {
         WIDER[1:],
     ],
     f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
-    f"{PACKAGE}/app/steps.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
-    f"{PACKAGE}/app/sender.py": [["tests/integration/app/test_steps.py"], HANDING_ON],
+    f"{PACKAGE}/app/steps.py": [STEPS, HANDING_ON],
+    f"{PACKAGE}/app/task_hooks.py": [STEPS, HANDING_ON],
+    f"{PACKAGE}/app/sender.py": [STEPS, HANDING_ON],
     f"{PACKAGE}/worker/gate.py": [
         ["tests/unit/worker/test_gate.py", "tests/integration/worker"],
         ["tests/workers", *WORKERS],
