@@ -19,24 +19,24 @@ from .database import Database, Structure
 from .wire.clients import LoneConnection
 from .wire.connections import Params
 
-#: Seconds after which the server is asked about all lists again: a report may have been lost.
+#: Seconds after which all lists are checked again: a report may have been lost.
 LOOK_ANEW = 20.0
 
 
 class Arrivals(Structure):
-    """Key tracking of one worker, by two connections: ``looker`` asks which queue lists exist,
-    ``hearer`` receives the server's reports. RESP2 needs two, since a connection that has
-    subscribed can send no other command."""
+    """Key tracking of one channel, by two connections: ``looker`` sends EXISTS for queue lists,
+    which makes the server track them, and ``hearer`` receives its reports. RESP2 needs two, since a
+    connection that has subscribed can send no other command."""
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)
         params = {**params, "protocol": 2}
         self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
-        #: Lists that did not exist when the server was asked. It reports their next change.
+        #: Lists that did not exist at the last check. The server reports their next change.
         self.empty: set[str] = set()
-        #: Lists of the question whose reply is not read yet, without those that changed meanwhile.
+        #: Lists of the EXISTS whose reply is not read yet, without those that changed meanwhile.
         self._asked: set[str] = set()
-        self.anew_at = 0.0  # when the server is asked about all lists again (monotonic, s)
+        self.anew_at = 0.0  # when all lists are checked again (monotonic, s)
         try:
             self.fds = self.hearer.connect(), self.looker.connect()
             number = self.hearer.ask("CLIENT", "ID")
@@ -47,8 +47,9 @@ class Arrivals(Structure):
             raise
 
     def track(self, lists: Collection[str]) -> None:
-        """Ask, without waiting, whether any of these lists has a job; the server then reports the
-        next change of each. Do nothing while the reply to the last question is not read yet."""
+        """Send EXISTS for these lists, without waiting for the reply (``has_jobs`` reads it); from
+        then on the server reports the next change of each. Do nothing while the last reply is not
+        read yet."""
         if self.looker.waits_since:
             return
         if monotonic() >= self.anew_at:
@@ -65,8 +66,8 @@ class Arrivals(Structure):
         return self.hearer.overdue(limit) or self.looker.overdue(limit)
 
     def has_jobs(self) -> bool:
-        """Read the reply to the question of ``track``; return whether any of its lists has a
-        job. The reply does not say which one: the next claim finds it."""
+        """Read the reply to the EXISTS of ``track``; return whether any of its lists has a job. The
+        reply does not say which one: the next claim finds it."""
         has_jobs = bool(self.looker.read())
         if not has_jobs:
             self.empty |= self._asked

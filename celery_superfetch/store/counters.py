@@ -1,7 +1,9 @@
 """Strike counters: reads the history of jobs, and carries out decisions to recover or dead-letter.
 
-A job's history is a hash in Redis: how often the job was recovered, with how many strikes. The file
-decides nothing.
+A job's history is a hash in Redis: how often the job was recovered after it had lost its run, and
+how many of these losses were strikes (may have been its own fault). The file decides nothing. An
+*owner* is a process that claims jobs, into its private list in Redis. A *reaper* finds owners that
+are dead.
 
 ``carry_out`` has two callers. The reaper calls it for the jobs of a dead owner: in a worker's
 maintenance thread, in the task that beat sends, or in `superfetch reap`. A live owner's settlement
@@ -43,7 +45,7 @@ class Outcome(NamedTuple):
     answer: bytes | Exception
     dead_id: bytes = b""  # the job's id in the dead set, if it was dead-lettered
     #: The notice of a dead-lettered job; empty: none could be made, or the job is a notice itself;
-    #: None: none was asked for, or the message is unreadable.
+    #: None: the caller of ``carry_out`` wanted none, or the message is unreadable.
     notice: bytes | None = None
 
 

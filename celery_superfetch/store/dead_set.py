@@ -1,14 +1,15 @@
 """The dead set: dead-lettered jobs, with their messages, for a person to inspect, retry or delete.
 
-Reapers and owners dead-letter jobs: ``kill``, a call that ``counters.py`` sends. A reaper's pass
+An *owner* is a process that claims jobs, a *reaper* one that finds dead owners and recovers their
+jobs. Both dead-letter jobs: ``kill`` makes the call, and ``counters.py`` sends it. A reaper's pass
 calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and users' own code,
 finds, retries and deletes. The task that announces a dead job to its caller uses ``awaits`` and
 ``announced``, in a worker's pool process. The console's status reads counts and samples.
 
 Each job is moved by one script: if the process dies, it is wholly in one place. Of several batches
-the later ones are untouched. A retry that was under way leaves its lock for a minute, and the job
-in the dead set or on its queue. If a process dies after it has told a caller and before
-``announced``, the caller is told again.
+the later ones are untouched. A retry that was under way leaves the job in the dead set or on its
+queue, and its lock for a minute; the old result of the job may be deleted. If a process dies after
+it has told a caller and before ``announced``, the caller is told again.
 """
 
 from __future__ import annotations

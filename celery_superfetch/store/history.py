@@ -1,10 +1,12 @@
 """Statistics for `status` and metrics: event counters, the latest deaths of owners, the summary of
 the last reaper's pass, the last tick of each app's beat.
 
+An *owner* is a process that claims jobs, a *reaper* finds dead owners and recovers their jobs.
 Reapers write deaths (``died``) and summaries (``passed``), in a worker's maintenance thread, in the
 task that beat sends, or in a command. An owner counts jobs that it lost (``lost``,
-``lost_by_server``, ``lost_data``), in its worker. Beat's process writes its tick. Most counters are
-written by the Lua scripts that move jobs. The console reads all of it through ``inspector.py``.
+``lost_by_server``, ``lost_data``), in its worker's main process. Beat's process writes its tick.
+Most counters are written by the Lua scripts that move jobs. The console reads all of it through
+``inspector.py``.
 
 No job depends on it: if the process dies before or within a write, a count or a row is missing. A
 key that got no expiry then gets one at the next write.

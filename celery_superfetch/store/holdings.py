@@ -38,7 +38,9 @@ RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked"
 
 class Place(NamedTuple):
     """A key with jobs. With an owner alone it is the owner's private list, whose jobs are running
-    or reserved, and ``state`` is RESERVED. With an owner and a queue list it is a landing list."""
+    or reserved, and ``state`` is RESERVED. With an owner and a queue list it is a landing list.
+    With a queue list alone it has the parked jobs or the suspects of that list, as ``state``
+    says."""
 
     state: str
     owner: str = ""
@@ -50,8 +52,8 @@ class SeenJob(NamedTuple):
 
     place: Place
     payload: bytes
-    claim_id: str = ""
-    runs: bool = False
+    claim_id: str = ""  # empty: it is not in a private list
+    runs: bool = False  # whether its run has started
 
 
 @dataclass(frozen=True)

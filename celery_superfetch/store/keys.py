@@ -19,6 +19,8 @@ import re
 
 
 class Keys:
+    """The names of one app's keys. An attribute is a name; a method makes one of its arguments."""
+
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         own = f"{prefix}superfetch:"

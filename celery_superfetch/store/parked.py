@@ -1,9 +1,10 @@
 """Parked jobs: jobs with an ETA that wait in Redis, in no worker's memory and in no private list.
 
-The owner that claimed such a job parks it (``park``, a call that its leases send). Each worker's
-release thread calls ``release`` when a job is due, once a second at most; beat's process calls it
-each time it is about to send the reap task. If a worker gets the revoke of a parked job, its
-maintenance thread calls ``call``. `superfetch drain` calls ``release_all``, and the console reads.
+The owner (the process that has claimed such a job into its private list) parks it: ``park`` makes
+the call, and the owner's leases send it. Each worker's release thread calls ``release`` when a job
+is due, once a second at most; beat's process calls it each time it is about to send the reap task.
+If a worker gets the revoke of a parked job, its maintenance thread calls ``call``. `superfetch
+drain` calls ``release_all``, and the console reads.
 
 Each move is one script: if the process dies, a job is either in its private list or parked, and
 either parked or on its queue. What is still due is released by any other worker, or by beat.

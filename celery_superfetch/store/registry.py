@@ -5,8 +5,8 @@ An owner is a process that claims jobs. Its heartbeat thread registers it, sends
 unregisters it (``register``, ``heartbeat``, ``leave``); under gevent a native thread sends the
 bytes of ``pulse``. Reapers read all owners and ``mark`` those that are dead: in a worker's
 maintenance thread, in the task that beat sends, or in `superfetch reap` and `drain`. ``adopt`` is
-called by `reap --full` and `drain` alone. A worker asks with ``well`` whether a live peer may have
-a task that it does not have itself. The console reads.
+called by `reap --full` and `drain` alone. A worker that has got a job of an unknown task calls
+``well``: a live peer may have the task. The console reads.
 
 If an owner's process dies, its row and its record stay until a reaper marks them. If a reaper dies
 before ``mark`` has run its script, the owner is still registered, and the next pass marks it; if it
@@ -44,9 +44,9 @@ TOMBSTONE_FACTS = 86400
 class Heartbeat(NamedTuple):
     """The server's answer to a heartbeat."""
 
-    #: ``ok``; ``reaped``: a reaper declared the owner dead; ``unknown``: the server has neither its
-    #: row in ``superfetch:owners`` nor its record; ``missing``: it has one of these, or no row for
-    #: the owner under its host; ``left``: the owner has left, and no heartbeat was sent.
+    #: ``ok``; ``reaped``: a reaper declared the owner dead; ``unknown``: the server has neither the
+    #: owner's row in ``superfetch:owners`` nor its record; ``missing``: it lacks one of these, or
+    #: the owner's name in the set of its host; ``left``: the owner has left, no heartbeat was sent.
     status: str
     now: int = 0  # server time in ms
     #: Owner -> its last heartbeat (server ms), of those that sent none since the caller's last one.

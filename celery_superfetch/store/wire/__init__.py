@@ -1,4 +1,4 @@
-"""How a server is talked to: connections that follow it, scripts by digest, what it can do.
+"""Connections to the Redis server, running scripts by their digest, and checks of the server.
 
-Never names a key: what is kept there is the room above's.
+It never reads or moves a job: the rest of ``store/`` does, and names the keys.
 """

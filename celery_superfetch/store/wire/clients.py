@@ -1,5 +1,5 @@
-"""Client ids: the numbers by which a server names connections, and what they are used for: to find
-out who a connection belongs to, to close it, to end its blocking command.
+"""Client ids: the numbers by which a server names connections. They are used to find out whether a
+connection is one of this package, to close it, and to end its blocking command.
 
 Each run of a server counts anew: after a restart, or at another server, an id may be a stranger's
 connection. So an id is used only together with the run id of the server that gave it.
@@ -10,9 +10,10 @@ marked (``cut``, through ``registry.py``). An owner has one ``Home``: its heartb
 ``run_id``, and each of the owner's connections calls ``greet`` when it connects and
 ``refuse_stranger`` after each reply. `superfetch drill` asks for ``addresses``.
 
-Nothing is written. If the process dies, the server closes its connections as soon as it notices;
-until then it may still execute a blocking command of one. If it dies in ``cut``, some connections
-are closed and others are not.
+No key is written. If the process dies, the server closes its connections as soon as it notices;
+until then it may still execute a blocking command of one, which moves a job to a landing list of
+the owner, and a reaper requeues it. If it dies in ``cut``, some connections are closed and others
+are not.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class LoneConnection:
         return int(self._connection._sock.fileno())
 
     def learn_id(self) -> None:
-        """Ask the server for ``id`` and ``run_id``."""
+        """Get ``id`` and ``run_id`` from the server."""
         self.id, self.run_id = known_as(self._connection)
 
     @property
