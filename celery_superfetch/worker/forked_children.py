@@ -5,57 +5,58 @@ job would run twice, and at its end the copy would stop the pool of its parent."
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from celery.utils.log import get_logger
 
 from ..model.log_text import one_line_each
+from ..model.process import own_pid
 
 logger = one_line_each(get_logger(__name__))
 
 
-@contextmanager
-def ending_forked_children(args: Sequence[Any]) -> Iterator[None]:
-    """End each process that was forked in the block, and has come to the block's end by a return or
-    an error. If it went on into the worker's code it would be a second worker on its parent's
+class ending_forked_children:
+    """A block at whose end each process ends that was forked in it, also if it comes there by an
+    error. If it went on into the worker's code it would be a second worker on its parent's
     connections and pipes, and as it ended it would remove its parent's sockets from the epoll set
     that both share: the parent would claim nothing any more.
 
     Arguments:
         args: of Celery's tracer, which begin with the task's name and id, for the log.
     """
-    parent, status = os.getpid(), 0
-    try:
-        yield
-    except BaseException as exc:
-        status = _status_of(exc)
-        raise
-    finally:
-        if os.getpid() != parent:
-            _end(args, status)
+
+    def __init__(self, args: Sequence[Any]) -> None:
+        self._args, self._parent = args, own_pid()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if own_pid() != self._parent:
+            _end(self._args, _status_of(error))
 
 
 def end_forked_child(worker_pid: int) -> None:
     """End this process if it is not the worker, but was forked from it by a receiver of a signal:
     it would run the worker's jobs a second time, and at its end stop the worker's pool."""
-    if os.getpid() != worker_pid:
+    if own_pid() != worker_pid:
         try:
             logger.warning(
                 "A receiver of a signal forked a process that returned into the worker (pid=%d, "
                 "worker's pid=%d): that process was ended, and the worker continues. Let such a "
                 "process end by os._exit().",
-                os.getpid(),
+                own_pid(),
                 worker_pid,
             )
         finally:
             os._exit(1)
 
 
-def _status_of(exc: BaseException) -> int:
-    """Return the exit status that Python would have for a process that ends by ``exc``."""
-    if isinstance(exc, SystemExit) and exc.code in (None, 0):
+def _status_of(exc: BaseException | None) -> int:
+    """Return the exit status of a process that ends by ``exc``, as Python has it; None: by a
+    return."""
+    if exc is None or (isinstance(exc, SystemExit) and exc.code is None):
         return 0
     code = exc.code if isinstance(exc, SystemExit) else 1
     return code if isinstance(code, int) else 1
@@ -71,7 +72,7 @@ def _end(args: Sequence[Any], status: int) -> None:
             "end by os._exit().",
             name,
             id,
-            os.getpid(),
+            own_pid(),
             status,
         )
     finally:

@@ -40,9 +40,10 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
     """Move a job that has used up its strikes or stops to the dead set, and one before its last
     stop to probation, as one before its last strike where a crash ends all jobs of the worker;
     return whether it has left this worker. A receiver may spare the job."""
-    counters, owner, job = claimed.counters, channel.owner, claimed.job
+    counters = claimed.counters
     if counters is None or not (counters.strikes or counters.stops):
         return False
+    owner, job = channel.owner, claimed.job
     app = owner.runner.worker.app
     limits, stops, task = limits_of(app), counters.stops, parse(job.payload).task
     stop_limit = limits.stops(task) if stops else None
@@ -106,7 +107,9 @@ def _due(message: Any, owner: Owner) -> float:
         fields = message.headers if "task" in message.headers else message.payload
         if fields.get("id") in state.revoked:
             return 0.0
-        return max(eta_of(fields.get("eta")), owner.runner.not_before(fields.get("task"), owner))
+        eta = fields.get("eta")
+        due = 0.0 if eta is None else eta_of(eta)
+        return max(due, owner.runner.not_before(fields.get("task"), owner))
     except Exception:  # whatever a body can do to a decoder
         return 0.0
 

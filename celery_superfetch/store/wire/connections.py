@@ -15,8 +15,8 @@ executed or not; the scripts of the package are made for both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -111,15 +111,14 @@ def greet(connection: Any) -> None:
         connection.home.greet(connection)
 
 
-@contextmanager
-def closed_meanwhile() -> Iterator[None]:
-    """Raise ConnectionError if another thread or greenlet closed the connection while this one used
-    it. redis-py raises AttributeError or ValueError then, which callers take for a bug: a job whose
-    retry was being sent would stay in flight until its worker ended."""
-    try:
-        yield
-    except (AttributeError, ValueError) as exc:
-        raise RedisConnectionError(f"The connection was closed meanwhile ({exc}).") from exc
+#: What redis-py raises if another thread or greenlet closes a connection while this one uses it.
+CLOSED_MEANWHILE = (AttributeError, ValueError)
+
+
+def closed_meanwhile(exc: Exception) -> RedisConnectionError:
+    """Return the error to raise instead of one of ``CLOSED_MEANWHILE``. Callers would take that for
+    a bug: a job whose retry was being sent would stay in flight until its worker ended."""
+    return RedisConnectionError(f"The connection was closed meanwhile ({exc}).")
 
 
 def following(connection_class: Any) -> Any:
@@ -183,8 +182,10 @@ def following(connection_class: Any) -> Any:
             # redis-py would connect to the last address again, and ask no Sentinel.
             if self._sock is None:
                 self.connect()
-            with closed_meanwhile():
+            try:
                 super().send_packed_command(command, check_health=check_health)
+            except CLOSED_MEANWHILE as exc:
+                raise closed_meanwhile(exc) from exc
             # A task's message is sent without a timeout (see ``publishing``), unless the user set
             # one. The timeout is the package's own if it is this very object. ``check_health`` is
             # False for commands that send no message, such as those of ``greet``.
@@ -203,8 +204,9 @@ def following(connection_class: Any) -> Any:
             if kwargs.get("timeout", ...) is None:
                 del kwargs["timeout"]
             try:
-                with closed_meanwhile():
-                    reply = super().read_response(*args, **kwargs)
+                reply = super().read_response(*args, **kwargs)
+            except CLOSED_MEANWHILE as exc:
+                raise closed_meanwhile(exc) from exc
             except MasterDownError as exc:  # first: it is a subclass of ClusterDownError
                 self.disconnect()
                 raise orphaned(exc) from exc
