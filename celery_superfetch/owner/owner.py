@@ -269,12 +269,12 @@ class Owner:
         self.leases.flush()
         self.leases.lost_jobs.examine()
 
-    def leave(self, user: int, *, answered: bool = True) -> None:
+    def leave(self, user: int, *, may_land: bool = False) -> None:
         """Settle what a channel (``user``) leaves; with the last channel, and if no lease is left,
         unregister. Never raises.
 
         Arguments:
-            answered: False if a blocking claim may still land: a tombstone waits for it.
+            may_land: whether a job may still land for this owner: a tombstone waits for it.
         """
 
         def settle() -> None:
@@ -285,7 +285,7 @@ class Owner:
                     self._lists_by_user.pop(user, None)
                     self._note_consumed()
                     if not self._lists_by_user and self.name and not len(self.leases.jobs):
-                        self._end(tombstone=0 if answered else BLOCK_TIMEOUT)
+                        self._end(tombstone=BLOCK_TIMEOUT if may_land else 0)
 
         # Where no channel comes after this one, nothing else would send the rest.
         if exc := self._try(settle, 2):

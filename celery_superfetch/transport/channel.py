@@ -356,4 +356,4 @@ class Channel(FrugalChannel):
             fetch.cancel()
         super().close()
         if fetch is not None:
-            fetch.owner.leave(id(fetch), answered=fetch.reads.answered)
+            fetch.upkeep.leave()

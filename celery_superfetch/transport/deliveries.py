@@ -57,11 +57,11 @@ class Delivery:
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
         owner.leases.ack(self.claimed)
-        # Where nobody comes by later to read the answer, it is waited for.
-        unattended = channel.closed or not channel.consumes
-        if unattended or not fetch.poller.comes_back or fetch.delivers_the_last:
+        # A channel that fetches no more has no later tick, which would read the reply.
+        waits_for_reply = channel.closed or not channel.consumes
+        if waits_for_reply or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
-                owner.leases.flush(wait=unattended)
+                owner.leases.flush(wait=waits_for_reply)
             except (*channel.connection_errors, channel.ResponseError) as exc:
                 logger.warning(
                     "The ack of job %s could not be sent yet (%s). It is kept and sent again; "
@@ -102,9 +102,10 @@ class Message(virtual.Message):
         payload = _decode(delivery.claimed)
         super().__init__(payload, channel=delivery.channel)
         self.delivery = delivery
-        payload["body"] = None  # kombu keeps the payload, and the message has the body
-        hash(self.delivery_tag)  # stock kombu needs one, too
-        # That one was made at publish: a redelivery, or a job copied by hand, brings it again.
+        payload["body"] = None  # kombu keeps the payload, and the message has the body already
+        # One that cannot be hashed is an error for stock kombu, too: the job goes to the dead set.
+        hash(self.delivery_tag)
+        # Not the producer's tag: a redelivery, or a job copied by hand, has the same one again.
         self.delivery_tag = delivery.job.claim_id
 
 
@@ -156,7 +157,7 @@ class QoS:
 
     def _held(self) -> int:
         """Return how many jobs the consumer has, with those that still run although their channel
-        is closed: else jobs would be reserved behind these."""
+        is closed: if they did not count, jobs would be reserved behind them."""
         fetch = self.channel._fetch
         return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
@@ -174,16 +175,20 @@ class QoS:
 
     def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        awaits = bool(self.awaited) and any(tag in self.unsettled for tag in list(self.awaited))
-        if awaits or fetch.owner.stopping:
+        if fetch.owner.stopping or (self.awaited and self._awaits_delivery()):
             return 0
-        if counts_slots:  # Celery's function counts free slots: of a second job that says nothing
-            return int(not fetch.backlog and bool(self.can_consume()))
+        backlog_count = len(fetch.backlog)
+        if counts_slots:
+            # Celery's function says whether a slot is free, not how many: so one job at a time.
+            return int(not backlog_count and bool(self.can_consume()))
         if is_unlimited:
             # One at a time, as stock does: the first of two consumers would claim the whole queue.
-            return int(not fetch.backlog)
+            return int(not backlog_count)
         limit: int = fetch.owner.config.claim_limit
-        return max(0, min(limit, self.prefetch_count - held - len(fetch.backlog)))
+        return max(0, min(limit, self.prefetch_count - held - backlog_count))
+
+    def _awaits_delivery(self) -> bool:
+        return any(tag in self.unsettled for tag in list(self.awaited))
 
     def receive(self, claimed: Claimed) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
@@ -192,9 +197,9 @@ class QoS:
             message = Message(Delivery(claimed, self.channel))
             self.append(message, message.delivery_tag)
             return message
-        except MemoryError:  # that is not its fault
+        except MemoryError:  # not the fault of the payload
             raise
-        except Exception:  # whatever a payload can do to a parser must not end the worker
+        except Exception:  # a payload may raise any error in a parser, and must not end the worker
             self.channel.owner.settlement.quarantine(claimed.job)
             return None
 

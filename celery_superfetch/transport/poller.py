@@ -27,8 +27,9 @@ from .fetch.queue_lists import POLL_INTERVAL
 if TYPE_CHECKING:
     from .fetch.fetch_loop import FetchLoop
 
-#: Seconds of one turn of the loop that go into deliveries; remote control, timers and other sockets
-#: wait meanwhile. The acks of those to a pool wait, too: it bounds what a crash runs again.
+#: Most seconds of deliveries in one tick of the event loop. Remote control, timers and other
+#: sockets wait meanwhile; and so do the acks of jobs that ended in a pool: a crash would run these
+#: again.
 DELIVERING = 0.01
 
 
@@ -43,10 +44,10 @@ class Poller(MultiChannelPoller):
 
     hub: Any = None
     runner = CONSUMER  # a Celery worker sets its own, before anything is fetched
-    _turn_timer: Any = None
+    _tick_timer: Any = None
     _doorbell: tuple[int, int] | None = None
     _rung = _end_round = False
-    _looked = 0.0  # when at other sockets (monotonic s)
+    _polled_at = 0.0  # when ``get`` read other sockets last (monotonic s)
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +60,8 @@ class Poller(MultiChannelPoller):
 
     @property
     def comes_back(self) -> bool:
-        """Whether the loop will turn again by itself, so that an ack may wait for it."""
+        """Whether the next tick comes without a call of the consumer, so that an ack may wait for
+        it."""
         elsewhere = threading.get_ident() != self._loop
         return self.hub is not None or (self.runner.endless and elsewhere)
 
@@ -75,10 +77,10 @@ class Poller(MultiChannelPoller):
         self._ticks |= ticks
         for fd in self._watched:
             hub.add_reader(fd, self.on_readable, fd)
-        if self._turn_timer is not None:
-            self._turn_timer.cancel()
-        # It wakes the loop, for on_poll_start to look at what nobody tells of.
-        self._turn_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        # A tick a second also if no socket becomes readable: some of its duties are due at a time.
+        self._tick_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
         """Call ``on_readable`` when ``fd`` is; it returns whether it delivered a message."""
@@ -140,7 +142,8 @@ class Poller(MultiChannelPoller):
 
     def _answer(self) -> bool:
         """Deliver what is ready since the doorbell was rung; return whether the round ends."""
-        # All of it, since two may have rung at once, and first: who rings from here on is heard.
+        # All of it, since two threads may have rung at once; and first, so that a thread that rings
+        # during the deliveries is heard by the next round.
         with contextlib.suppress(BlockingIOError):
             os.read(self._hung()[0], 16)
         self._rung = False
@@ -172,19 +175,21 @@ class Poller(MultiChannelPoller):
     def on_poll_start(self) -> None:
         """Tick, and deliver for up to ``DELIVERING``. Celery's loop calls this before it sleeps."""
         super().on_poll_start()
-        if self._in_protected_read:  # ``get`` has done it: before kombu 5.7 that does not come by
+        if self._in_protected_read:  # kombu calls this from ``get``, too, which has ticked already
             return
         until, delivered = monotonic() + DELIVERING, False
-        self._turn()
-        # In the solo pool the ack of a job comes when this turn of Celery's loop is over.
+        self._tick_fetch_loops()
+        # In a solo pool a job acks when Celery's loop has ended this tick: one job a tick.
         while not self.runner.inline and self._deliverable and monotonic() < until:
             delivered = self._deliver(until) or delivered
-            self._turn()
-        # If not in this one, a pool of processes hears of its new jobs in the next turn.
-        if self._deliverable or (delivered and self._channels):
+            self._tick_fetch_loops()
+        # After a delivery the next tick has to come at once: Celery's loop writes new jobs to the
+        # processes of its pool only then.
+        if (delivered and self._channels) or self._deliverable:
             self.ring()
 
-    def _turn(self) -> None:
+    def _tick_fetch_loops(self) -> None:
+        """Let the fetch loop of each channel tick."""
         self._loop = threading.get_ident()
         self.runner.on_turn()
         for channel in list(self._channels):
@@ -204,7 +209,7 @@ class Poller(MultiChannelPoller):
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
         """Tick, and deliver one job or wait for a socket. kombu's ``drain_events`` calls this."""
-        self._turn()
+        self._tick_fetch_loops()
         if self._deliverable and self._deliver_here(callback):
             return None
         wait = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
@@ -216,8 +221,8 @@ class Poller(MultiChannelPoller):
         is the most urgent."""
         self._hung()  # so that a thread that acks the job can wake the loop
         now = monotonic()
-        if self.runner.endless or now >= self._looked + DELIVERING:
-            self._looked = now
+        if self.runner.endless or now >= self._polled_at + DELIVERING:
+            self._polled_at = now
             with contextlib.suppress(Empty):
                 super().get(callback, 0)
                 return True
@@ -235,8 +240,8 @@ class Poller(MultiChannelPoller):
             self._doorbell, self._rung = None, False
         if self.hub is not None:
             self.hub.on_tick -= self._ticks
-        if self._turn_timer is not None:
-            self._turn_timer.cancel()
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
         super().close()
 
     def leave_to_parent(self) -> None:

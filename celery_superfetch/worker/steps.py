@@ -174,7 +174,7 @@ class Guarded(bootsteps.StartStopStep):
         is_new = not owner.name
         # Before "ready", so that the first job waits for none of it.
         with tried_again():
-            channel.fetch.join({})
+            channel.fetch.upkeep.register({})
         if is_new:
             _first_pass(consumer.app, owner)
         if not self.introduced:

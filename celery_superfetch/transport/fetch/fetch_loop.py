@@ -1,7 +1,7 @@
 """The fetch loop of one channel: in each tick of kombu's event loop it decides whether to send what
 is pending, to claim jobs, or to wait for them with blocking reads.
 
-The poller calls ``tick`` in each turn of kombu's loop, and ``deliver`` for each claimed job; the
+The poller calls ``tick`` whenever kombu's loop comes by, and ``deliver`` for each claimed job; the
 channel calls the rest (``basic_get``, a cancelled consumer, its close); the QoS and the worker's
 stop call ``requeue_unseen`` from any thread. Three words:
 
@@ -18,7 +18,7 @@ private list, landed jobs in its landing lists, and the reaper requeues both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from threading import get_ident
 from time import monotonic, sleep
@@ -37,11 +37,12 @@ from .credit import Credit
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
 from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
+from .upkeep import Upkeep
 
 logger = one_line_each(get_logger(__name__))
 
-#: Seconds: what a read brings sooner may be one of many, and a claim asks for the others. What
-#: comes later came alone; where it did not, the next read shows it.
+#: Seconds: a job that a read brings sooner may be one of many, and a claim asks for the others. One
+#: that comes later came alone; where it did not, the next read shows it.
 AT_ONCE = 0.05
 
 
@@ -63,7 +64,7 @@ class FetchLoop:
     _next_look = 0.0
     #: Until when a server that refused is not asked, and not complained of (monotonic s).
     _refused_until = _silent_until = 0.0
-    _delivering = 0  # the thread that does at this moment
+    _delivering_thread = 0  # the thread that delivers a job at this moment; 0: none
 
     def __init__(
         self,
@@ -85,13 +86,12 @@ class FetchLoop:
         self.owner, self.poller, self.runner = owner, poller, owner.runner
         self.backlog = Backlog()
         self.reads = BlockingReads(owner, poller, self._landed)
+        self.upkeep = Upkeep(owner, self.reads)
         self.probation = Probation(
-            owner, self.backlog, poller.ring, self.put_aside, requeue_waiting
+            owner, self.backlog, poller.ring, self.requeue_undelivered, requeue_waiting
         )
         self._lists, self._credit, self._deliver = lists, credit, deliver
         self._requeue_waiting = requeue_waiting
-        self._joined: Mapping[str, int] = {}
-        self._outages = owner.outages
 
     def tick(self) -> None:
         """Carry out the next action. After a refusal of the server (a full disk, too few replicas)
@@ -101,8 +101,12 @@ class FetchLoop:
         if now < self._refused_until:
             return
         try:
-            self._keep_up()
-            self._carry_out(self.next_action())
+            lists = self._lists()
+            # Leases from queues that are consumed no more have to be settled, too.
+            if lists.names or self.owner.name:
+                self.upkeep.register(lists.expires)
+                self.upkeep.repair()
+            self._carry_out(self._action(lists.names), lists.names)
             self.owner.leases.rest()
         except NotServed as exc:
             logger.info("Claims and acks go to another server: %s.", exc)
@@ -122,7 +126,9 @@ class FetchLoop:
 
     def next_action(self) -> Action:
         """Return what the next tick does. This has no effect."""
-        names = self._lists().names
+        return self._action(self._lists().names)
+
+    def _action(self, names: Sequence[str]) -> Action:
         if not names:
             return Action.SEND
         if self.owner.stopping:
@@ -132,8 +138,7 @@ class FetchLoop:
         return self._action_without_suspects()
 
     def _action_without_suspects(self) -> Action:
-        credit = self._credit()
-        if self.backlog.landed or self._should_claim(credit):
+        if self.backlog.landed or self._should_claim():
             return Action.CLAIM
         if self._next_start_sends:
             return Action.WAIT
@@ -141,21 +146,21 @@ class FetchLoop:
             return Action.SEND
         return Action.BLOCK if self._should_block() else Action.WAIT
 
-    def _should_claim(self, credit: Credit) -> bool:
-        return bool(credit.room) and not self._queues_are_empty and self._runs_short(credit)
-
-    def _runs_short(self, credit: Credit) -> bool:
+    def _should_claim(self) -> bool:
         """Return whether it is time to claim: where this thread may run jobs, once it has none;
         elsewhere, so that no slot is idle while jobs wait in the queues, once there is room for as
         many jobs as wait here."""
         waiting = len(self.backlog)
-        if self.poller.inline and waiting:
+        limit = self.owner.config.claim_limit
+        if waiting >= limit or (waiting and self.poller.inline) or self._queues_are_empty:
+            return False
+        credit = self._credit()
+        if not credit.room:
             return False
         if credit.is_unlimited:
             return not waiting
-        limit = self.owner.config.claim_limit
         reserve = waiting + min(credit.held, self.runner.reserve())
-        return waiting < limit and credit.room >= min(reserve, limit)
+        return credit.room >= min(reserve, limit)
 
     def _should_block(self) -> bool:
         # Before this thread runs a job, each read would have to be called off.
@@ -176,10 +181,10 @@ class FetchLoop:
             return False
         return monotonic() < self._next_look or self.reads.cover(self._lists().names)
 
-    def _carry_out(self, action: Action) -> None:
-        names = self._lists().names
+    def _carry_out(self, action: Action, names: Sequence[str]) -> None:
         if action is Action.STOP:
-            self.put_aside()  # first: what reads bring later would overtake what waits
+            # First: a job that a read brings later would overtake those that wait.
+            self.requeue_undelivered()
             self._requeue_waiting()
             return self.owner.leases.flush()
         if action is Action.SOLO:
@@ -195,78 +200,45 @@ class FetchLoop:
             self.owner.leases.post()
         # A claim that finds the queues empty is followed by the wait in the same tick.
         if action is not Action.WAIT and self._should_block():
-            ends_all = self.runner.inline or self._credit().limit == 1
-            self.reads.wait_on(names, LONE_BLOCK if ends_all else MOST_BLOCKS)
+            each_job_ends_all_reads = self.runner.inline or self._credit().limit == 1
+            self.reads.wait_on(names, LONE_BLOCK if each_job_ends_all_reads else MOST_BLOCKS)
 
     def _send_during_solo_run(self) -> None:
-        self.reads.queues_are_empty = False  # they are looked at when it is over
-        alone = self.owner.leases.solo_job
+        self.reads.queues_are_empty = False  # the first claim after the solo run looks at them
+        job_before = self.owner.leases.solo_job
         self.owner.leases.flush()
-        if alone is not None and self.owner.leases.solo_job is None:  # its ack was pending
+        if job_before is not None and self.owner.leases.solo_job is None:  # its ack was sent
             self.poller.ring()
 
-    def _keep_up(self) -> None:
-        """Register what is consumed, and repair connections, before the next action."""
-        lists = self._lists()
-        if lists.names or self.owner.name:  # what came before the last was given up has to go on
-            self.join(lists.expires)
-            self._mind_connections()
-
-    def join(self, expires: Mapping[str, int]) -> None:
-        """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
-        self.owner.check_process()
-        if expires is not self._joined or not self.owner.name:
-            self.owner.join(id(self), expires)
-            self._joined = expires
-            self.reads.queues_are_empty = False  # these are other queues: a claim looks at them
-
-    def _mind_connections(self) -> None:
-        """Replace a read that is overdue, carry out deferred calls, and reconcile what is in
-        doubt."""
-        if self.owner.has_deferred_calls and not self.runner.endless:  # else maintenance does
-            self.owner.catch_up()
-        if self.reads.overdue:
-            logger.warning("A blocking read got no reply in time; its connection is replaced.")
-            self.owner.leases.doubt = True
-        if self._outages != self.owner.outages:
-            self._outages = self.owner.outages
-            self.owner.leases.doubt = True
-        if self.owner.leases.is_reconcile_due:
-            # With no claim on its way, lost replies spoke of what only the private lists hold.
-            self.reads.close()
-            if back := self.owner.reconcile():
-                logger.warning(
-                    "%d jobs were claimed by calls whose reply was lost: they are back on their "
-                    "queues, without a strike.",
-                    back,
-                )
-            self.reads.queues_are_empty = False
-            self.runner.pump()  # nothing starts while in doubt
-
     def _claim(self, room: int) -> None:
-        """Claim what has landed, and up to ``room`` jobs from all queue lists, if they are not
-        known to be empty. If the reply is lost, the owner is in doubt."""
+        """Claim what has landed and, if the queues are not known to be empty, up to ``room`` jobs
+        from all queue lists. If the reply is lost, the owner is in doubt."""
         backlog, name, lists = self.backlog, self.owner.name, self._lists()
-        others = backlog.lift()
-        landed = others.pop(name, [])
+        landed_by_owner = backlog.lift()
+        landed = landed_by_owner.pop(name, [])
         most = room + len(landed)
-        came_alone = self._queues_are_empty
-        order, turn = (landed, 0) if came_alone else (lists.order(), lists.equals)
+        only_landed = self._queues_are_empty
+        order, fairness_width = (
+            (landed, 0) if only_landed else (lists.order(), lists.fairness_width)
+        )
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
-            claims = self.owner.claim(order, most, turn, landed, starts)
+            claims = self.owner.claim(order, most, fairness_width, landed, starts)
         except RedisError:
             self.owner.leases.doubt = True
             raise
-        if name != self.owner.name or not claims.registered:
-            others[name] = landed
-        for whose, names in others.items():  # that owner is gone: no claim can name them
-            self.owner.unland(whose, names)
+        if not claims.registered or name != self.owner.name:
+            landed_by_owner[name] = landed
+        # No claim can name what has landed for an owner that the server does not know any more.
+        for former_name, names in landed_by_owner.items():
+            self.owner.unland(former_name, names)
+        if not claims.registered:
+            return  # nothing was claimed: something removes the owner's record again and again
         backlog.ready.extend(claims.jobs)
         for queue_list, text in claims.errors:
             self.reads.refused(queue_list, text)
-        if came_alone or not claims.registered:  # else our row is removed faster than written
-            return
+        if only_landed:
+            return  # this claim says nothing about the queues
         for claimed in claims.jobs:
             lists.served(claimed.job.queue_list)
         self._next_look = monotonic() + POLL_INTERVAL
@@ -275,8 +247,8 @@ class FetchLoop:
     def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
         """Return one job of these lists now (``basic_get``), or None; one that was claimed ahead
         comes first."""
-        self.join({**self._lists().expires, **lists})
-        self._mind_connections()
+        self.upkeep.register({**self._lists().expires, **lists})
+        self.upkeep.repair()
         self.probation.act([*lists], True)
         excluded = self.probation.excludes_others
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
@@ -310,39 +282,41 @@ class FetchLoop:
         """Deliver one job to the consumer; return False where none was delivered."""
         if armed := self.reads.armed:
             credit = self._credit()
-            # If a callback runs the job in this thread, what lands meanwhile waits for it; and a
-            # solo pool could not even requeue that.
+            # If a callback runs the job in this thread, a job that lands meanwhile waits for its
+            # end; and a solo pool could not even requeue it.
             if self.poller.inline or not (credit.room or credit.is_unlimited):
-                self.reads.call_off(armed[0 if self.runner.inline else credit.room :])
+                left_waiting = 0 if self.runner.inline else credit.room
+                self.reads.call_off(armed[left_waiting:])
         try:
             claimed = self.backlog.ready.popleft()
-        except IndexError:  # given back a moment ago: the process is stopping
+        except IndexError:  # another thread requeued it a moment ago: the process is stopping
             return False
         if self._requeue_if_former(claimed.job):
             return False
-        self._delivering = get_ident()
+        self._delivering_thread = get_ident()
         try:
             delivered = self._deliver(claimed)
         finally:
-            self._delivering = 0
+            self._delivering_thread = 0
         self.owner.leases.delivered(claimed.job)
-        if self.runner.inline and self.owner.leases.unsent:  # it has not begun, and took none along
+        # If the job did not begin, its start record did not take the pending acks along.
+        if self.runner.inline and self.owner.leases.unsent:
             self.owner.leases.post()
         return delivered
 
     @property
     def delivers_the_last(self) -> bool:
         """Whether this is called back from the delivery of the last job."""
-        return self._delivering == get_ident() and not self.backlog.ready
+        return self._delivering_thread == get_ident() and not self.backlog.ready
 
     def _landed(self, whose: str, queue_list: str, waited: float) -> None:
         """Note that a read has let a job land, for the next claim; requeue it if there is no room
         for it any more."""
         if whose != self.owner.name or not self._credit().room:
             return self.owner.unland(whose, [queue_list])
-        comes_on = bool(self.backlog) or waited < AT_ONCE
+        may_be_one_of_many = bool(self.backlog) or waited < AT_ONCE
         self.backlog.landed.append((whose, queue_list))
-        if comes_on:
+        if may_be_one_of_many:
             self.reads.queues_are_empty = False
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
@@ -350,8 +324,9 @@ class FetchLoop:
         self.owner.leases.requeue(jobs, where)
         self.poller.wake()
 
-    def put_aside(self) -> None:
-        """Requeue what was claimed, or has landed, and was not delivered."""
+    def requeue_undelivered(self) -> None:
+        """Call off all reads, and requeue what was claimed, or has landed, and was not
+        delivered."""
         self.reads.call_off(self.reads.armed)
         self.requeue_unseen()
 

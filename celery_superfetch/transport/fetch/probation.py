@@ -1,10 +1,15 @@
-"""Decides when a suspect (a job on probation) runs alone in this worker: at once if the worker has
-no other job, else after a quiesce, in which the worker claims nothing until its jobs have ended.
+"""Decides when a suspect (a job on probation) gets a solo run in this worker: at once if the worker
+has no other job, else after a quiesce.
 
-A job that runs alone when its worker dies is surely to blame. The fetch loop of a channel calls
-this before it claims. If the process dies in a quiesce, that ends at its time limit on the server
-(``make_room.lua``); a suspect that it had claimed is in its private list, and the reaper counts
-the death.
+- In a *solo run* a suspect is the only job of its owner, so that it is surely to blame if the owner
+  dies. After its *solo window* other jobs may start alongside it.
+- In a *quiesce* an owner claims nothing until its jobs have ended, to have room for a solo run. The
+  server lets one owner of a database at a time quiesce, with a time limit, and then no owner for
+  ``WORK_FACTOR`` times as long (``make_room.lua``).
+
+The fetch loop of a channel calls this before it claims. If the process dies in a quiesce, that ends
+at its time limit; a suspect that it had claimed is in its private list, and the reaper counts the
+death.
 """
 
 from __future__ import annotations
@@ -24,25 +29,26 @@ logger = one_line_each(get_logger(__name__))
 
 #: Time limit (s) of the first quiesce. After one in vain the next is twice as long, so that some
 #: quiesce is long enough for any job.
-FIRST_REST = 60.0
+FIRST_QUIESCE_S = 60.0
 
-#: Time (s) for which no other job starts alongside a suspect, at first. Each death of its owner
-#: alongside other jobs makes that ten times as long, so that it is long enough for any killer once.
-SOLITUDE = 60.0
+#: Solo window (s) of a suspect's first solo run. If its owner dies after it, alongside other jobs,
+#: the next one is ten times as long: one of them is long enough for any job that kills its process.
+FIRST_SOLO_WINDOW_S = 60.0
 
-#: How many times as long no owner quiesces afterwards: suspects cost at most a tenth of one owner.
-WORK = 10
+#: For how many times as long as a quiesce took no owner quiesces after it: suspects cost at most a
+#: tenth of one owner's time.
+WORK_FACTOR = 10
 
 #: Most queue lists in one call: its script reads the next suspect of each.
 MOST_LISTS = 100
 
-TRY_INTERVAL = 1.0  # s between two calls of the script
+TRY_INTERVAL_S = 1.0  # between two calls of the script
 
 
 class Probation:
-    """The decision of one fetch loop whether a suspect has the process for itself."""
+    """The solo runs and quiesces of one fetch loop."""
 
-    _others_first = False  # a suspect was claimed: other jobs come before the next suspect
+    _others_first = False  # a suspect was claimed: other jobs are claimed before the next suspect
     _quiesces = False  # this owner claims nothing until its jobs have ended
     _next_try = 0.0  # monotonic s
 
@@ -51,46 +57,47 @@ class Probation:
         owner: Owner,
         backlog: Backlog,
         wake_loop: Callable[[], object],
-        put_aside: Callable[[], object],
+        requeue_undelivered: Callable[[], object],
         requeue_waiting: Callable[[], int],
     ) -> None:
         """
         Arguments:
             wake_loop: lets the next tick come at once.
-            put_aside: requeues the jobs that were not delivered.
+            requeue_undelivered: requeues the jobs that were not delivered.
             requeue_waiting: requeues the jobs that were not started.
         """
         self.owner, self.backlog = owner, backlog
-        self._wake_loop, self._put_aside = wake_loop, put_aside
-        self._requeue_waiting = requeue_waiting
+        self._wake_loop = wake_loop
+        self._requeue_undelivered, self._requeue_waiting = requeue_undelivered, requeue_waiting
         self._suspects = Suspects(owner.database)
 
     def is_due(self, lists: Sequence[str]) -> bool:
-        """Return whether ``act`` has something to do: a suspect waits, runs alone, or has just
-        begun."""
-        is_active = self.owner.leases.solo_job is not None or self._quiesces or self._others_first
-        return is_active or bool(self._waiting(lists))
+        """Return whether ``act`` has something to do: a suspect waits, has its solo run, or was
+        claimed last; or this owner quiesces."""
+        return self.excludes_others or self._others_first or bool(self._waiting(lists))
 
     @property
     def excludes_others(self) -> bool:
-        """Whether no other job may be claimed now: a suspect runs alone, or this owner quiesces."""
+        """Whether no other job may be claimed now: in a solo run, and in a quiesce."""
         return self.owner.leases.solo_job is not None or self._quiesces
 
     def act(self, lists: Sequence[str], queues_are_empty: bool) -> None:
-        """End a solo window that has lasted long enough; begin, continue or end a quiesce; claim a
-        suspect of these lists if it may run now."""
+        """End a solo window that is over; begin, continue or end a quiesce; claim a suspect of
+        these lists if it may run now."""
         self._end_solo_window()
         if self.owner.leases.solo_job is not None:
             if self._quiesces and self._is_time:
                 self._delay_next_try()
-                self._ask([])  # the quiesce lasts as long as the run, which counts for the pause
+                # The quiesce lasts until the solo run ends: from that the server computes for how
+                # long no owner quiesces after it.
+                self._ask([])
             return
         waiting = self._waiting(lists)
         if not waiting or self._others_first:
             if self._quiesces:
                 self._quiesce_for([])
             self._others_first = False
-            if waiting:  # the next tick has to come for it, also if no other job arrives
+            if waiting:  # the next tick claims it, and has to come also if no other job arrives
                 self._wake_loop()
             return
         is_busy = bool(self.owner.busy or self.backlog)
@@ -101,30 +108,31 @@ class Probation:
                 for name in waiting:
                     self._claim_alongside(name)
         if self._quiesces or (queues_are_empty and not is_busy):
-            self._put_aside()
+            self._requeue_undelivered()
             if not is_busy:
                 self._claim_first(waiting)
 
     def _end_solo_window(self) -> None:
         """Let other jobs start alongside the suspect that has run alone for its time limit."""
-        alone = self.owner.leases.end_solo()
-        if alone is not None:
+        suspect = self.owner.leases.end_solo()
+        if suspect is not None:
             logger.info(
                 "Job %s, on probation, has had this process for itself for long enough: from now "
                 "on others may start beside it.",
-                alone.title,
+                suspect.title,
             )
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
-        """Return those of some queue lists that have suspects, as far as the owner has heard."""
-        suspects = self.owner.leases.suspects
-        waiting = (name for name in lists if name in suspects) if suspects else ()
-        return [*islice(waiting, MOST_LISTS)]
+        """Return those of some queue lists that have suspects, as far as this owner knows."""
+        with_suspects = self.owner.leases.suspects
+        if not with_suspects:
+            return []
+        return [*islice((name for name in lists if name in with_suspects), MOST_LISTS)]
 
     def _claim_first(self, waiting: Sequence[str]) -> None:
-        """Claim one suspect, of the first queue list that still has one, to run alone."""
+        """Claim one suspect, of the first queue list that still has one, for a solo run."""
         for name in waiting:
-            claimed = self.owner.leases.claim_alone(self.owner.name, name, _solitude)
+            claimed = self.owner.leases.claim_alone(self.owner.name, name, _solo_window)
             if claimed is not None:
                 self._others_first = True
                 self.backlog.ready.append(claimed)
@@ -133,12 +141,12 @@ class Probation:
                     "the one that killed others. Other jobs wait until it has ended, but no longer "
                     "than %g s.",
                     claimed.job.title,
-                    _solitude(claimed.probation),
+                    _solo_window(claimed.probation),
                 )
                 return
 
     def _claim_alongside(self, queue_list: str) -> None:
-        claimed = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solitude)
+        claimed = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solo_window)
         if claimed is not None:
             self.backlog.ready.append(claimed)
             logger.warning(
@@ -152,7 +160,7 @@ class Probation:
         return monotonic() >= self._next_try
 
     def _delay_next_try(self) -> None:
-        self._next_try = monotonic() + TRY_INTERVAL
+        self._next_try = monotonic() + TRY_INTERVAL_S
 
     def _quiesce_for(self, waiting: Sequence[str]) -> bool:
         """Begin, continue or end a quiesce for suspects of the ``waiting`` queue lists; return
@@ -160,7 +168,8 @@ class Probation:
         room = self._ask(waiting)
         quiesces = room.quiesces
         if quiesces and not self._quiesces:
-            # Other workers run the jobs that have not started: here they would prolong the quiesce.
+            # Other workers run the jobs that have not started: in this one they would prolong the
+            # quiesce.
             self._requeue_waiting()
             logger.info(
                 "A job is on probation, and this worker is the one that makes room for it: it "
@@ -176,15 +185,14 @@ class Probation:
         return room.alongside and not quiesces
 
     def _ask(self, waiting: Sequence[str]) -> Room:
-        """Call the script: may this owner quiesce for suspects of some queue lists? With none: its
-        quiesce has lasted until now, and a suspect has run."""
-        room = self._suspects.make_room(self.owner.name, waiting, FIRST_REST, WORK)
+        """Ask the server whether this owner may quiesce for suspects of some queue lists. Without
+        any, tell it that the quiesce has lasted until now and has served its purpose."""
+        room = self._suspects.make_room(self.owner.name, waiting, FIRST_QUIESCE_S, WORK_FACTOR)
         if room.none:
             self.owner.leases.found_no_suspects(waiting)
         return room
 
 
-def _solitude(level: int) -> float:
-    """Return for how many seconds no other job starts alongside a suspect, in its solo run number
-    ``level``."""
-    return SOLITUDE * 10 ** max(0, level - 1)
+def _solo_window(run_number: int) -> float:
+    """Return the solo window (s) of a suspect in its solo run of this number, from 1."""
+    return FIRST_SOLO_WINDOW_S * 10 ** max(0, run_number - 1)

@@ -37,9 +37,10 @@ class QueueLists:
         return self._queue_of.get(queue_list, queue_list)  # one that is not served is a queue
 
     @property
-    def equals(self) -> int:
-        """How many neighbours in the order of claiming are equals, from which a claim takes one job
-        each in turn: all queues, by kombu's default."""
+    def fairness_width(self) -> int:
+        """From how many neighbours in the order of claiming a claim takes one job each, before it
+        takes a second from one of them: all queues, by kombu's default (``round_robin``); 1 where
+        the order is one of urgency."""
         return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
 
     def order(self) -> list[str]:

@@ -32,19 +32,21 @@ from ...store.wire.server import warn_once
 
 logger = one_line_each(get_logger(__name__))
 
-#: Blocking connections of a channel at most; key tracking reports the other lists. Where each job
-#: makes all of them end, and begin again, it is one: the others would cost two commands each.
+#: Most blocking connections of a channel; key tracking reports the other lists. Only one where each
+#: job ends all reads: each further read would cost two commands a job, to end it and to begin it
+#: again.
 MOST_BLOCKS, LONE_BLOCK = 16, 1
 
-#: Seconds until a reply that is overdue means a half-open connection; a server may stand still 10.
+#: Seconds by which a reply is late when the connection counts as half-open. A server that saves or
+#: swaps may not answer for 10.
 OVERDUE = 12.0
 
 #: Seconds for which queue lists are claimed from once a second instead: after the server refused to
 #: block on a list; and after it refused key tracking, or a connection.
 UNBLOCKABLE, UNTOLD = 2.0, 60.0
 
-#: Seconds for which a server that did not end a wait is not asked to again: to find out that it
-#: does not takes one.
+#: Seconds for which a server that did not end a read when asked is not asked again: each time it
+#: takes a second to find out.
 NOT_UNBLOCKED = 600.0
 
 COMPLAINT_INTERVAL = 60.0  # seconds between two complaints about one queue list
@@ -59,7 +61,7 @@ class BlockingRead(LoneConnection):
     """A connection that waits on one queue list with BLMOVE. A job that arrives there wakes exactly
     one worker, and lands."""
 
-    whose = queue_list = ""  # for whom a job lands, by a name of the owner, and from where
+    owner_name = queue_list = ""  # for which owner a job lands, and from which queue list
 
     def __init__(self, owner: Owner) -> None:
         super().__init__(owner.params)
@@ -74,8 +76,8 @@ class BlockingRead(LoneConnection):
 
     def arm(self, queue_list: str) -> None:
         """Begin to wait on a queue list; the reply makes the socket readable."""
-        self.whose, self.queue_list = self.owner.name, queue_list
-        self.owner.private_lists.wait(self, self.whose, queue_list, BLOCK_TIMEOUT)
+        self.owner_name, self.queue_list = self.owner.name, queue_list
+        self.owner.private_lists.wait(self, self.owner_name, queue_list, BLOCK_TIMEOUT)
 
     def close(self) -> bool:
         """Close the connection, on the server too; return False where a job may land afterwards."""
@@ -92,22 +94,26 @@ class BlockingRead(LoneConnection):
 class BlockingReads:
     """The blocking reads of one channel, and its two connections for key tracking."""
 
-    _unblocks_from = 0.0  # until when the server is not asked to end a wait (monotonic s)
-    queues_are_empty = False  # as the last claim found them: what comes is waited for
-    answered = True  # False once a job may land by a read that could not be called off
+    _unblocks_from = 0.0  # until when the server is not asked to end a read (monotonic s)
+    queues_are_empty = False  # the last claim found them so: reads wait for further jobs
+    #: A read was given up that the server may still wait by: a job of it would land for this owner
+    #: after the channel is closed. Never False again.
+    may_land_later = False
 
     def __init__(
         self, owner: Owner, poller: Any, on_landed: Callable[[str, str, float], object]
     ) -> None:
         self.owner, self.poller = owner, poller
-        #: Called for each job that landed: whose, from which queue list, and after how long (s).
+        #: Called for each job that landed: for which owner, from which queue list, and after how
+        #: many seconds.
         self.on_landed = on_landed
         self._reads: list[BlockingRead] = []
         self._arrivals: Arrivals | None = None
-        #: Queue lists, or a way to wait for any -> until when it is not tried (monotonic s).
+        #: Queue list, or class that waits (``BlockingRead``, ``Arrivals``) -> until when the server
+        #: is not asked again after it refused that (monotonic s).
         self._refused: dict[object, float] = {}
-        self._silenced: dict[str, float] = {}  # until when nobody complains (monotonic s)
-        self._news: dict[str, float] = {}  # when something came to a list last (monotonic s)
+        self._silenced: dict[str, float] = {}  # queue list -> until when no refusal is logged
+        self._news: dict[str, float] = {}  # queue list -> when a job came to it last (monotonic s)
 
     @property
     def armed(self) -> list[BlockingRead]:
@@ -165,11 +171,11 @@ class BlockingReads:
         waited_on = {read.queue_list for read in self.armed}
         others = [n for n in lists if n not in waited_on and self._refused.get(n, 0.0) <= now]
         room = most - len(waited_on)
-        # Those to which something came last.
+        # Reads wait on the lists to which jobs came last: these are the likeliest.
         for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
             read = idle.pop() if idle else self._open()
             if read.closed_while_idle:
-                # To wait by it would fail, and cost the channel its reconnect.
+                # If it were used, it would fail, and the channel would be closed for it.
                 self.close([read])
                 read = self._open()
             read.arm(name)
@@ -194,7 +200,7 @@ class BlockingReads:
         waited = monotonic() - read.waits_since
         try:
             landed = read.read() is not None  # else none came in time, or it was unblocked
-        # What is refused here the claim script looks at instead, once a second.
+        # After a refusal, claims look at the queue once a second instead.
         except OutOfMemoryError:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
         except ResponseError as exc:  # WRONGTYPE, a lost permission
@@ -202,19 +208,20 @@ class BlockingReads:
         except (RedisError, OSError) as exc:
             self.owner.leases.doubt = True
             self.close([read])
-            if not isinstance(exc, NotServed):  # else the next turn waits elsewhere
+            if not isinstance(exc, NotServed):  # else the next tick waits at another server
                 raise
         else:
             if landed:
                 self._news[read.queue_list] = monotonic()
-                self.on_landed(read.whose, read.queue_list, waited)
+                self.on_landed(read.owner_name, read.queue_list, waited)
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
-        """End some waits; what had landed already comes by ``on_landed``. Where the server does not
-        end them (a service forbids UNBLOCK, or each of its proxies has ids of its own), it is not
-        asked again for each job. A loop that turns meanwhile requeues what lands; before this
-        thread runs a job, the reads are closed: a job would land here and wait for its end, while
-        another worker is idle."""
+        """End some reads; ``on_landed`` is called for the jobs that had landed already.
+
+        Where the server does not end them (a service forbids UNBLOCK, or each of its proxies has
+        ids of its own), it is not asked again for each job. The loop then requeues a job that
+        lands; but where this thread may run a job meanwhile, the reads are closed: a job would land
+        and wait for that one's end, while another worker is idle."""
         if not reads:
             return
         if monotonic() >= self._unblocks_from:
@@ -230,26 +237,29 @@ class BlockingReads:
     def _abandon(self, reads: Collection[BlockingRead]) -> None:
         """Close reads and requeue what has landed by them; what lands until the server has noticed
         is requeued with the deferred calls, in a worker by another thread while a job runs."""
-        landed = [(read.whose, read.queue_list) for read in reads]
+        waited_on = [(read.owner_name, read.queue_list) for read in reads]
         for read in list(reads):
-            self._reads.remove(read)
-            self.poller.unwatch(read.fd)
-            self.answered = read.close() and self.answered
-        for whose, name in landed:
-            self.owner.unland(whose, [name])
-            self.owner.overdue.append(partial(self.owner.unland, whose, [name]))
+            self._remove(read)
+        for owner_name, name in waited_on:
+            self.owner.unland(owner_name, [name])
+            self.owner.overdue.append(partial(self.owner.unland, owner_name, [name]))
 
     def close(self, reads: Collection[BlockingRead] | None = None) -> None:
         """Close some connections; without any named, all of them."""
         if reads is None:
             self._close_arrivals()
         for read in [read for read in self._reads if reads is None or read in reads]:
-            self._reads.remove(read)
-            self.poller.unwatch(read.fd)
             if read.waits_since:
                 # Its reply is not read any more, and a job may have landed.
                 self.owner.leases.doubt = True
-            self.answered = read.close() and self.answered
+            self._remove(read)
+
+    def _remove(self, read: BlockingRead) -> None:
+        """Close a connection and forget it."""
+        self._reads.remove(read)
+        self.poller.unwatch(read.fd)
+        if not read.close():
+            self.may_land_later = True
 
     def _track(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
         """Track these queue lists, on which no read waits. Where the server refuses that, they are
@@ -275,18 +285,19 @@ class BlockingReads:
                 "CLIENT TRACKING among the permissions in docs/reference/options.md."
             )
         else:
-            for fd, handler in zip(self._arrivals.fds, (self._hear, self._seen), strict=True):
+            handlers = self._on_invalidated, self._on_checked
+            for fd, handler in zip(self._arrivals.fds, handlers, strict=True):
                 self.poller.watch(fd, handler)
 
-    def _hear(self) -> None:
+    def _on_invalidated(self) -> None:
         """Note which tracked queue lists have changed; ``Arrivals`` asks whether they have jobs."""
         assert self._arrivals is not None
         try:
             self._news.update(dict.fromkeys(self._arrivals.changed(), monotonic()))
         except (RedisError, OSError):
-            self._close_arrivals()  # no claim was lost with it, and the next look tries another
+            self._close_arrivals()  # no claim is lost with it; the next ``wait_on`` opens another
 
-    def _seen(self) -> None:
+    def _on_checked(self) -> None:
         """Read whether tracked queue lists have jobs; if so, the next tick claims."""
         assert self._arrivals is not None
         try:

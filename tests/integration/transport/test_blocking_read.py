@@ -21,7 +21,7 @@ from support.workers.inbox import Inbox
 
 
 def opened(inbox: Inbox) -> BlockingRead:
-    inbox.channel.fetch.join({"mail": 0})
+    inbox.channel.fetch.upkeep.register({"mail": 0})
     read = BlockingRead(inbox.channel.owner)
     read.connect()
     return read

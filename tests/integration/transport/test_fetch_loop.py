@@ -30,7 +30,7 @@ def test_a_queue_that_was_not_looked_at_is_claimed_from_and_asking_claims_nothin
 
 def test_empty_queues_are_waited_on(inbox):
     fetch = inbox.channel.fetch
-    fetch.join(inbox.channel.lists.expires)
+    fetch.upkeep.register(inbox.channel.lists.expires)
     fetch.tick()
     assert fetch.next_action() is Action.BLOCK
     assert fetch.reads.armed, "the tick that found them empty waits already"
@@ -59,7 +59,7 @@ def test_a_job_that_has_landed_is_claimed(inbox, bench):
 def test_a_suspect_comes_before_other_jobs_and_the_stop_before_a_suspect(inbox, bench):
     bench.push("mail", payload(1))
     fetch = inbox.channel.fetch
-    fetch.join(inbox.channel.lists.expires)
+    fetch.upkeep.register(inbox.channel.lists.expires)
     driver = Driver.of(fetch.owner)
     driver.hear_of_suspects(["mail"])
     assert fetch.next_action() is Action.SOLO

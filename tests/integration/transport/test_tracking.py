@@ -244,11 +244,11 @@ def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told):
     eventually(lambda: watcher._arrivals.looker.can_read(0.1))
     client.lpush("mail", "job")  # the answer says "empty", and lies unread
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
-    eventually(lambda: watcher._hear() or [*watcher._news] == ["mail"])
-    watcher._seen()
+    eventually(lambda: watcher._on_invalidated() or [*watcher._news] == ["mail"])
+    watcher._on_checked()
     assert watcher.queues_are_empty
     watcher._track(["mail"])
-    watcher._seen()
+    watcher._on_checked()
     assert not watcher.queues_are_empty
 
 
@@ -258,12 +258,12 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     for _ in range(2):
         watcher.queues_are_empty = True
         watcher._track(["mail"])
-        watcher._seen()
+        watcher._on_checked()
         assert not watcher.queues_are_empty
     client.delete("mail")
     watcher.queues_are_empty = True
     watcher._track(["mail"])
-    watcher._seen()
+    watcher._on_checked()
     assert watcher.queues_are_empty
 
 
@@ -283,14 +283,14 @@ def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch
 def test_what_is_known_is_not_asked_again(told):
     watcher, client = told
     watcher._track(["mail", "urgent"])
-    watcher._seen()
+    watcher._on_checked()
     before = calls(client, "exists")
     watcher._track(["mail", "urgent"])
     client.lpush("urgent", "job")
     eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
-    watcher._hear()
-    eventually(lambda: watcher._arrivals.empty == {"mail"} or watcher._hear())
+    watcher._on_invalidated()
+    eventually(lambda: watcher._arrivals.empty == {"mail"} or watcher._on_invalidated())
     watcher._track(["mail", "urgent"])
-    watcher._seen()
+    watcher._on_checked()
     assert calls(client, "exists") == before + 1
     assert not watcher._arrivals.hearer.waits_since, "the answer to the PING was read"

@@ -229,7 +229,7 @@ def slow_starts() -> None:
 def rests() -> None:
     """A first rest for a suspect lasts so long, and the work after it: RESTS="1,4"."""
     first, work = os.environ["RESTS"].split(",")
-    probation.FIRST_REST, probation.WORK = float(first), int(work)
+    probation.FIRST_QUIESCE_S, probation.WORK_FACTOR = float(first), int(work)
 
 
 def slow_receivers() -> None:
@@ -247,7 +247,7 @@ def slow_receivers() -> None:
 
 def solitudes() -> None:
     """The first solitude of a suspect lasts so long: SOLITUDE=1."""
-    probation.SOLITUDE = float(os.environ["SOLITUDE"])
+    probation.FIRST_SOLO_WINDOW_S = float(os.environ["SOLITUDE"])
 
 
 def short_pauses() -> None:
