@@ -118,6 +118,11 @@ class BadField(ValueError):
     """A field of a message is of a type that Celery cannot use. The text quotes no value: it is
     stored as the reason why the job is dead."""
 
+    @classmethod
+    def of_type(cls, name: str, value: object) -> BadField:
+        """Return the error for a field whose value has a wrong type."""
+        return cls(f"{name!r} is of type {class_name(value)}")
+
 
 def check_fields(request: Any) -> None:
     """Check those of a request's fields that would raise only in the pool and leave the job
@@ -128,15 +133,17 @@ def check_fields(request: Any) -> None:
         TypeError: the id cannot be hashed.
     """
     (_, kwargs, embed), limits = request._payload, request.time_limits
-    for name, value, kinds in (
-        ("timelimit", limits, (list, tuple)),
-        ("shadow", request.name, str),
-        ("retries", request.request_dict.get("retries"), (int, type(None))),
-        ("kwargs", kwargs, (dict, Mapping)),
-        ("embed", embed, (dict, type(None), Mapping)),
-    ):
-        if not isinstance(value, kinds):
-            raise BadField(f"{name!r} is of type {class_name(value)}")
+    retries = request.request_dict.get("retries")
+    if not isinstance(limits, (list, tuple)):
+        raise BadField.of_type("timelimit", limits)
+    if not isinstance(request.name, str):
+        raise BadField.of_type("shadow", request.name)
+    if not (retries is None or isinstance(retries, int)):
+        raise BadField.of_type("retries", retries)
+    if not isinstance(kwargs, (dict, Mapping)):
+        raise BadField.of_type("kwargs", kwargs)
+    if not (embed is None or isinstance(embed, (dict, Mapping))):
+        raise BadField.of_type("embed", embed)
     hash((request.id, *(request.stamped_headers or ())))  # Celery looks them up in ``revoked``
     hard, soft = limits
     for limit in (hard, soft):

@@ -42,7 +42,7 @@ from .upkeep import Upkeep
 logger = one_line_each(get_logger(__name__))
 
 #: Seconds: a job that a read brings sooner may be one of many, and a claim asks for the others. One
-#: that comes later came alone; where it did not, the next read shows it.
+#: that comes later is taken to be alone; if there are others, the next read brings one at once.
 AT_ONCE = 0.05
 
 
@@ -50,7 +50,7 @@ class Action(Enum):
     """What a tick does."""
 
     STOP = "requeue the jobs that have not started: the worker is stopping"
-    SOLO = "see to a job on probation, which has to run alone"
+    SOLO = "let a job on probation have its solo run, or end that"
     CLAIM = "claim jobs; the same round trip sends what is pending"
     SEND = "send what is pending: acks, requeues, starts"
     BLOCK = "wait for jobs with blocking reads"
@@ -60,10 +60,10 @@ class Action(Enum):
 class FetchLoop:
     """Claims for one channel while its queues have jobs, and waits while they are empty."""
 
-    #: When empty queues that cannot be waited on are looked at again (monotonic s).
+    #: When queues that are empty and cannot be waited on are claimed from again (monotonic s).
     _next_look = 0.0
-    #: Until when a server that refused is not asked, and not complained of (monotonic s).
-    _refused_until = _silent_until = 0.0
+    _refused_until = 0.0  # until then the server, which refused, is not asked again (monotonic s)
+    _silent_until = 0.0  # until then its refusals are not logged (monotonic s)
     _delivering_thread = 0  # the thread that delivers a job at this moment; 0: none
 
     def __init__(
@@ -218,9 +218,8 @@ class FetchLoop:
         landed = landed_by_owner.pop(name, [])
         most = room + len(landed)
         only_landed = self._queues_are_empty
-        order, fairness_width = (
-            (landed, 0) if only_landed else (lists.order(), lists.fairness_width)
-        )
+        order = landed if only_landed else lists.order()
+        fairness_width = 0 if only_landed else lists.fairness_width
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
             claims = self.owner.claim(order, most, fairness_width, landed, starts)
@@ -309,13 +308,13 @@ class FetchLoop:
         """Whether this is called back from the delivery of the last job."""
         return self._delivering_thread == get_ident() and not self.backlog.ready
 
-    def _landed(self, whose: str, queue_list: str, waited: float) -> None:
-        """Note that a read has let a job land, for the next claim; requeue it if there is no room
-        for it any more."""
-        if whose != self.owner.name or not self._credit().room:
-            return self.owner.unland(whose, [queue_list])
-        may_be_one_of_many = bool(self.backlog) or waited < AT_ONCE
-        self.backlog.landed.append((whose, queue_list))
+    def _landed(self, owner_name: str, queue_list: str, waited_s: float) -> None:
+        """Let the next claim name a job that a read has let land; requeue the job if there is no
+        room for it any more."""
+        if owner_name != self.owner.name or not self._credit().room:
+            return self.owner.unland(owner_name, [queue_list])
+        may_be_one_of_many = bool(self.backlog) or waited_s < AT_ONCE
+        self.backlog.landed.append((owner_name, queue_list))
         if may_be_one_of_many:
             self.reads.queues_are_empty = False
 
@@ -333,8 +332,8 @@ class FetchLoop:
     def requeue_unseen(self, lists: Collection[str] | None = None) -> int:
         """Requeue what has landed, and then what was claimed before; return how many of these. Any
         thread may."""
-        for whose, names in self.backlog.lift(lists).items():
-            self.owner.unland(whose, names)
+        for owner_name, names in self.backlog.lift(lists).items():
+            self.owner.unland(owner_name, names)
         if claimed := self.backlog.take(lists):  # else a closing channel asks for each queue
             self.requeue(claimed)
         return len(claimed)
