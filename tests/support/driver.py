@@ -1,12 +1,13 @@
 """The jobs in flight of one process, as tests drive and observe them.
 
-Only this file, ``interventions.py`` and the direct unit tests that
+Only this file, ``interventions.py``, ``fault_mutants.py`` and the direct unit tests that
 ``tests/unit/project/test_driver.py`` lists know ``celery_superfetch.owner.in_flight`` and what an
 ``Owner`` takes from it. A change to those changes these files, and no other test.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
@@ -140,6 +141,10 @@ class Driver:
     def expires_ms_by_list(self) -> Mapping[str, int]:
         """Queue lists that this process has claimed from, and when they expire."""
         return self._in_flight.expires
+
+    @expires_ms_by_list.setter
+    def expires_ms_by_list(self, expires_ms_by_list: Mapping[str, int]) -> None:
+        self._in_flight.expires = expires_ms_by_list
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -280,6 +285,11 @@ class Driver:
         """Let the next send repeat a requeue that the server refused a moment ago."""
         self._in_flight._returns[job] = "front", 0.0
 
+    def retry_requeues_now(self) -> None:
+        """Let the next send repeat each requeue that the server refused a moment ago."""
+        returns = self._in_flight._returns
+        returns.update((job, (where, 0.0)) for job, (where, _) in returns.items())
+
     # -- what a lost reply, a death or the end of the process does
 
     def lose_reply(self) -> AbstractContextManager[None]:
@@ -303,6 +313,11 @@ class Driver:
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
         """Requeue what landed and claims that are not in flight here; return how many jobs."""
         return self._in_flight.lost_claims.reconcile(owner, lists)
+
+    @property
+    def awaits_second_check(self) -> bool:
+        """Whether a reconcile is to be followed by a second check."""
+        return self._in_flight.lost_claims._second_look != math.inf
 
     def make_second_check_due(self) -> None:
         """Let the next reconcile be the second check."""
@@ -347,6 +362,14 @@ class Driver:
     def server_time_is(self, now_ms: float, due_ms: float | None = None) -> None:
         """Note what the server's clock shows, and when the next parked job is due."""
         self._in_flight.parking.heard(int(now_ms), due_ms, clock())
+
+    def recall(self, task_ids: Collection[str]) -> int:
+        """Make parked jobs due now; return how many there were."""
+        return self._in_flight.recall(task_ids)
+
+    def release_due(self) -> None:
+        """Move parked jobs that are due to their queues."""
+        self._in_flight.release_due()
 
     # -- jobs that end neither by an ack nor by a requeue
 
