@@ -216,6 +216,7 @@ class InFlight(Outbox):
                     self._drop_start(job)
                     return 0.0
             self.jobs.recorded.discard(job)
+            # A signal handler may have requeued the job during the send: it would run twice.
             return deadline if self.jobs.apply(job, Event.START) else 0.0
 
     def take_back(self, job: Job) -> None:

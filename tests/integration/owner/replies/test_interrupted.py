@@ -1,0 +1,36 @@
+"""A signal handler, or the end of a greenlet, in the middle of an exchange with the server."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.store.database import Database
+from support.driver import Driver
+from support.servers.faulty import Fault, Faults
+from support.workers.bench import payload
+
+A = payload("a")
+
+
+@pytest.fixture
+def faults(client) -> Faults:
+    return Faults(client)
+
+
+@pytest.fixture
+def driver(bench, faults) -> Driver:
+    database = Database(faults.client, bench.config)
+    database.is_registered = bench.database.is_registered
+    return Driver.over(database)
+
+
+def test_a_job_that_a_signal_handler_requeues_during_its_start_does_not_start(
+    bench, owner, faults, driver
+):
+    bench.push("mail", A)
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    driver.reserve(claimed.job)
+    faults.handler = lambda: driver.requeue([claimed.job])
+    faults.arm(Fault.SIGNAL, 1)
+    assert driver.start(claimed.job) == 0.0
+    assert bench.queue() == [A]
