@@ -6,8 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 
-from redis.exceptions import RedisError
-
 from ...model.job import Claimed, Counters, Job
 from ...store.private_lists import CLAIM_BYTES, Held
 from .jobs import BATCH
@@ -50,7 +48,7 @@ class LostClaims:
                 self._record_starts_again(owner, held)
                 back += self._requeue_unknown(owner, held.claims)
                 outbox.flush()
-            except RedisError:
+            except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 outbox.doubt = True
                 raise
             # A first look asks for a second.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from greenlet import GreenletExit
 
 from celery_superfetch.store.database import Database
 from support.driver import Driver
@@ -33,4 +34,16 @@ def test_a_job_that_a_signal_handler_requeues_during_its_start_does_not_start(
     faults.handler = lambda: driver.requeue([claimed.job])
     faults.arm(Fault.SIGNAL, 1)
     assert driver.start(claimed.job) == 0.0
+    assert bench.queue() == [A]
+
+
+def test_a_reconcile_that_is_killed_is_still_needed(bench, owner, faults, driver):
+    bench.push("mail", A)
+    bench.claim(owner)
+    driver.needs_reconcile = True
+    faults.arm(Fault.KILLED, 1)
+    with pytest.raises(GreenletExit):
+        driver.reconcile(owner.owner, {"mail": 0})
+    assert driver.needs_reconcile
+    assert driver.reconcile(owner.owner, {"mail": 0}) == 1
     assert bench.queue() == [A]
