@@ -224,23 +224,26 @@ class Outbox(Structure):
             self.lists.requeue(jobs, where, expires.get(jobs[0].queue_list, 0), cut_short)
             for where, jobs in groups
         ]
-        try:
-            replies = self.ask(calls, errors=True)
-        except BaseException:
-            self._may_be_returned.update(job for _, jobs in groups for job in jobs)
-            raise
+        # Noted before the send: a signal handler that interrupts it may send the same requeues.
+        first_sends = {job for _, jobs in groups for job in jobs} - self._may_be_returned
+        self._may_be_returned |= first_sends
+        replies = self.ask(calls, errors=True)
         for (where, jobs), reply in zip(groups, replies, strict=True):
             if not isinstance(reply, Exception):
-                self._returned(jobs, {*reply})
+                self._returned(jobs, {*reply}, first_sends)
                 continue
+            self._may_be_returned -= first_sends.intersection(jobs)
             self._returns.update(dict.fromkeys(jobs, (where, now + REFUSED_INTERVAL)))
             logger.error(NOT_YET, len(jobs), f"{jobs[0].queue_list}: {reply}")
 
-    def _returned(self, jobs: Sequence[Job], missing: Collection[int]) -> None:
+    def _returned(
+        self, jobs: Sequence[Job], missing: Collection[int], first_sends: Collection[Job]
+    ) -> None:
         """Drop jobs whose requeue was answered; those that were ``missing`` are examined later."""
         for number, job in enumerate(jobs, 1):
-            if number in missing:
-                is_repetition = job in self._may_be_returned
+            # A job that is in flight no more was requeued by a signal handler meanwhile.
+            if number in missing and job in self.jobs:
+                is_repetition = job not in first_sends
                 self.lost_jobs.add(job, job in self.jobs.has_run, is_repetition)
             self.drop(job)
 

@@ -47,3 +47,24 @@ def test_a_reconcile_that_is_killed_is_still_needed(bench, owner, faults, driver
     assert driver.needs_reconcile
     assert driver.reconcile(owner.owner, {"mail": 0}) == 1
     assert bench.queue() == [A]
+
+
+@pytest.mark.parametrize("point", [1, 2, 3], ids=["before", "sent", "read"])
+def test_a_requeue_that_a_signal_handler_repeats_is_no_loss(bench, owner, faults, driver, point):
+    bench.push("mail", A)
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    faults.handler = driver.flush
+    faults.arm(Fault.SIGNAL, point)
+    driver.requeue([claimed.job])
+    driver.examine_missing()
+    assert bench.queue() == [A]
+    assert bench.stat("lost") == 0
+
+
+def test_the_control_a_job_that_is_gone_at_its_requeue_is_lost(bench, owner, faults, driver):
+    bench.push("mail", A)
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    bench.client.delete(bench.keys.private(owner.owner))
+    driver.requeue([claimed.job])
+    driver.examine_missing()
+    assert bench.stat("lost") == 1
