@@ -14,8 +14,11 @@ PARTS = {
     "model": "each interleaving of two owners, two jobs and a reaper keeps the invariants",
     "storm": "many jobs under many harms: none is lost, none ends twice without a reason",
 }
-#: The same, but run only where it is named: it judges the tests, and takes hours.
-NAMED = {"mutation": "each line of the scripts and each branch of the rules is changed once"}
+#: The same, but run only where they are named. The mutations judge the tests, and take hours.
+NAMED = {
+    "faults": "each fault at each point of the connections of one process loses no job",
+    "mutation": "each line of the scripts and each branch of the rules is changed once",
+}
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,8 @@
 """What tests change in the code that has the jobs in flight: a mechanism is taken out, for the
 control of its test, or a moment is held.
 
-Beside ``driver.py`` only this file knows the modules of ``celery_superfetch.owner.in_flight``.
+Beside ``driver.py`` and ``fault_mutants.py`` only this file knows the modules of
+``celery_superfetch.owner.in_flight``.
 """
 
 from __future__ import annotations

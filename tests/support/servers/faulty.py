@@ -67,18 +67,19 @@ class Faults:
     def __init__(self, client: redis.Redis) -> None:
         """Take a client without faults: late commands arrive by a connection like its own."""
         self._client = client
-        self._parameters = plain_parameters(client)
-        self._network = redis.Connection(**self._parameters)
+        parameters = plain_parameters(client)
+        self._network = redis.Connection(**parameters)
         self.connections: list[FaultyConnection] = []
+        self._pool = Pool(connection_class=FaultyConnection, faults=self, **parameters)
+        self.client = redis.Redis(connection_pool=self._pool)
         self.reset()
 
     def reset(self) -> None:
-        """Begin another run, with a client that has no connection yet."""
+        """Begin another run. Idle connections stay open; the others were left behind."""
         for connection in self.connections:
-            connection.disconnect()
-        self.connections.clear()
-        pool = Pool(connection_class=FaultyConnection, faults=self, **self._parameters)
-        self.client = redis.Redis(connection_pool=pool)
+            if connection.replies or not connection.is_idle:
+                connection.disconnect()
+        self.connections = [connection for connection in self.connections if connection.is_idle]
         self._armed: tuple[Fault, int] | None = None
         self.handler: Callable[[], object] = int
         self.points: list[Point] = []
@@ -146,7 +147,7 @@ def plain_parameters(client: redis.Redis) -> dict[str, Any]:
     """Return parameters of connections like a client's, which retry nothing."""
     chosen = client.connection_pool.connection_kwargs
     same = {name: chosen[name] for name in ("host", "port", "db", "password") if name in chosen}
-    return {**same, "retry": Retry(NoBackoff(), 0)}
+    return {**same, "retry": Retry(NoBackoff(), 0), "protocol": 2}
 
 
 class Pool(redis.ConnectionPool):

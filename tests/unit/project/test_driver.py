@@ -18,6 +18,7 @@ PARTS = {"in_flight", "leases", "lost_claims", "lost_runs", "lost_jobs", "outbox
 #: Files that may know the internals: the port, and the tests of one class without a server.
 MAY_KNOW = {
     "tests/support/driver.py",
+    "tests/support/fault_mutants.py",
     "tests/support/interventions.py",
     "tests/unit/owner/test_jobs.py",
     "tests/unit/owner/test_parking.py",

@@ -1,0 +1,47 @@
+"""Each fault at each point of the connections of one process: no job is lost, and none runs twice
+without a reason. Longer, with the number of runs that fail without each mechanism:
+`python -m evidence faults`; other walks: `pytest tests/evidence/test_faults.py --seed=7`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from model.faults import SCENES, failures_of, scene, walk
+from support.fault_mutants import MUTANTS
+from support.servers.faulty import Fault, Faults
+
+WALKS_PER_RUN = 100
+
+
+@pytest.fixture
+def faults(client: redis.Redis) -> Iterator[Faults]:
+    logging.disable(logging.CRITICAL)  # each fault is logged, and each run has one
+    yield Faults(client)
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("title", SCENES)
+def test_a_scene_survives_each_fault_at_each_point(client, faults, title):
+    outcome = scene(client, faults, title)
+    assert not outcome.failures, "\n".join(outcome.failures)
+    assert outcome.hits.keys() == set(Fault)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_walks_survive_their_faults(request, client, faults, part, run):
+    seed = request.config.getoption("--seed")
+    first = random.randrange(2**32) if seed is None else seed + WALKS_PER_RUN * (4 * run + part)
+    print(f"--seed={first}")
+    for number in range(first, first + WALKS_PER_RUN):
+        assert not (failures := walk(client, faults, number).failures), failures
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
+def test_the_control_finds_what_a_missing_mechanism_does(client, faults, mutant):
+    assert failures_of(client, faults, mutant, all_of_them=False).failures
