@@ -28,6 +28,16 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(request, play
     print(*(f"{count:6} {what}" for what, count in play(number).most_common()), sep="\n")
 
 
+@pytest.mark.timeout(900)
+def test_nor_where_a_process_stands_still_between_any_two_steps(monkeypatch, request, play):
+    """Each reply that is left for later is overdue by then, and read before anything is sent."""
+    monkeypatch.setattr(scripts, "IDLE", 0.0)
+    first = request.config.getoption("--seed")
+    number = random.randrange(2**32) if first is None else first
+    print(f"--seed={number}")
+    play(number, max_examples=40)
+
+
 #: Script, what is taken out of it, and what stands there instead. (What shows only in one order of
 #: many steps is taken out where all orders are tried: test_small_model.py, test_claim_ids.py.)
 CONTROLS = [
@@ -56,7 +66,7 @@ def test_the_control_finds_what_a_script_without_one_of_its_lines_does(
 
 def _passes(play: Callable[..., Counter[str]], number: int) -> bool:
     try:
-        play(number, phases=[Phase.generate])
+        play(number, max_examples=40)
     except AssertionError:
         return False
     return True
