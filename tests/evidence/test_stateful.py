@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase
 
 from celery_superfetch.store.wire import scripts
 

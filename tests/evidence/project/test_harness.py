@@ -19,6 +19,7 @@ import redis
 from support.hosts import Host
 from support.machines import Machine, pid_inside
 from support.process import Process, is_alive, leftovers
+from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.worker import TESTS, Worker
 
@@ -205,3 +206,12 @@ def test_processes_share_no_server(request, monkeypatch, url):
     said = pytest.raises(pytest.UsageError, match="leave out -n, or say -n auto")
     with said if url else contextlib.nullcontext():
         conftest.pytest_configure(two)
+
+
+def test_a_server_whose_port_has_another_is_not_taken_for_that(fresh_server):
+    """The other answers while ours is about to find its port in use."""
+    first, second = fresh_server(), Server()
+    second.port = first.port
+    with pytest.raises(RuntimeError, match="in use"):
+        second.start()
+    second.close()
