@@ -126,7 +126,7 @@ def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
                 raise
             trouble = f"Job {run.title} could not send {name} ({exc})"
             if not run.completes_chord:
-                run.window.close()  # receivers of ``task_postrun`` are next
+                run.end_publishing()  # receivers of ``task_postrun`` are next
                 raise NotSent(trouble) from exc
             # If sending the body raises, Celery deletes the chord, and no later run can complete
             # it.

@@ -198,4 +198,4 @@ def _complete(task: Any, result: Any, request: dict[str, Any], embed: dict[str, 
             task.backend.on_chord_part_return(context, states.SUCCESS, result["result"])
         raise Completed
     if run and context.delivery_info and context.delivery_info.get("redelivered"):
-        run.window.enter_context(run.publishing_followers(embed))
+        run.begin_publishing(embed)

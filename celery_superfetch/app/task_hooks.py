@@ -83,7 +83,7 @@ def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> An
         return body(*args, **kwargs)
     message = vars(task.request)
     # ``app.steps`` has opened it for a job that Celery skips; it has not skipped this one.
-    run.window.close()
+    run.end_publishing()
     run.hide_ids(message)
     run.phase = Phase.BODY
     try:
@@ -91,7 +91,7 @@ def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> An
     finally:
         run.phase = Phase.END
     # From here to ``mark_as_done`` Celery publishes callbacks, the next link and a chord's body.
-    run.window.enter_context(run.publishing_followers(message))
+    run.begin_publishing(message)
     return result
 
 
@@ -136,7 +136,7 @@ def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
             # What follows is published: hooks and receivers of signals are next.
             run = running.get()
             if run is not None and run.task_id == task_id:
-                run.window.close()
+                run.end_publishing()
 
     return mark_as_done
 
@@ -148,7 +148,7 @@ def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
         is_of_run = run is not None and run.task_id == task_id and run.phase is not Phase.BODY
         if run is None or request is None or not is_of_run:
             return mark(task_id, *args, **kwargs)
-        run.window.close()  # what followed a success could not be published
+        run.end_publishing()  # what followed a success could not be published
         with run.publishing_followers(vars(request)):
             return mark(task_id, *args, **kwargs)
 

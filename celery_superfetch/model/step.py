@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from enum import Enum
 from hashlib import sha1
@@ -123,8 +123,8 @@ class Run:
         self.phase = Phase.BEFORE
         #: Celery, or this package, publishes what follows a job; if not, user code publishes.
         self.publishes_followers = False
-        #: Closing it ends ``publishing_followers``, if that began as the body returned.
-        self.window = ExitStack()
+        #: What the job's message says, as Celery reads it while what follows the job is published.
+        self._published_message: dict[str, Any] = {}
         #: Celery counts the job in its chord, and may publish the body of that.
         self.completes_chord = False
         #: Task ids of what replaces the job, while replace() publishes that.
@@ -144,22 +144,34 @@ class Run:
 
     @contextmanager
     def publishing_followers(self, message: dict[str, Any]) -> Iterator[None]:
-        """Mark that Celery, or this package, publishes what follows the job: until this ends, a
-        message with the id of a follower is a step.
+        """Publish what follows the job in this block, as between ``begin_publishing`` and
+        ``end_publishing``."""
+        self.begin_publishing(message)
+        try:
+            yield
+        finally:
+            self.end_publishing()
+
+    def begin_publishing(self, message: dict[str, Any]) -> None:
+        """Mark that Celery, or this package, publishes what follows the job: until
+        ``end_publishing``, a message with the id of a follower is a step.
 
         Arguments:
             message: what the job's message says, as Celery reads it meanwhile. Its followers have
-                ids until this ends.
+                ids until ``end_publishing``.
         """
         for name in FOLLOWING:
             if message.get(name):
                 message[name] = self.followers(name, message[name])
+        self._published_message = message
         self.publishes_followers = True
-        try:
-            yield
-        finally:
-            self.publishes_followers = False
-            self.hide_ids(message)
+
+    def end_publishing(self) -> None:
+        """End what ``begin_publishing`` has begun; do nothing if that was not called, or has been
+        ended."""
+        message, self._published_message = self._published_message, {}
+        self.publishes_followers = False
+        self.hide_ids(message)
 
     def hide_ids(self, message: dict[str, Any]) -> None:
         """Replace followers that have ids with those that the message names: what user code
