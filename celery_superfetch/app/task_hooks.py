@@ -79,9 +79,12 @@ def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> An
     """Run the body of a job, and report its begin and its end. What else calls the task's body is
     part of a body: another task, the task itself, an eager run."""
     run = running.get()
-    if run is None or run.phase is not Phase.BEFORE or task.request.id != run.task_id:
+    if run is None or run.phase is not Phase.BEFORE:
         return body(*args, **kwargs)
-    message = vars(task.request)
+    request = task.request
+    if request.id != run.task_id:
+        return body(*args, **kwargs)
+    message = vars(request)
     # ``app.steps`` has opened it for a job that Celery skips; it has not skipped this one.
     run.end_publishing()
     run.hide_ids(message)

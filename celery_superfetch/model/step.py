@@ -167,8 +167,9 @@ class Run:
         self.publishes_followers = True
 
     def end_publishing(self) -> None:
-        """End what ``begin_publishing`` has begun; do nothing if that was not called, or has been
-        ended."""
+        """End what ``begin_publishing`` has begun; do nothing if nothing is being published."""
+        if not self.publishes_followers:
+            return
         message, self._published_message = self._published_message, {}
         self.publishes_followers = False
         self.hide_ids(message)
