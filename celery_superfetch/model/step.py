@@ -13,7 +13,7 @@ has come, ``app.sender`` asks it whether a message is a step, and ``transport.st
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -137,7 +137,8 @@ class Run:
         #: Task id -> (attribute of the message, number in it) of each step with this id, in the
         #: order in which Celery publishes them.
         self._steps: dict[str, list[tuple[str, int]]] = {}
-        self._published: Counter[str] = Counter()  # task id -> messages counted by ``step``
+        #: Task id -> number of messages counted by ``step``.
+        self._published: dict[str, int] = defaultdict(int)
         self._numbers: dict[str, int] = defaultdict(int)  # attribute -> next number
         #: Attribute -> its signatures as they were copied, and the copy.
         self._followers: dict[str, tuple[Any, Any]] = {}
