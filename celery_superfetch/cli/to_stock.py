@@ -15,11 +15,11 @@ from ..model.log_text import one_line_each
 from ..model.silence import watch_time
 from ..model.verdict import Reason
 from ..model.words import number
-from ..owner.in_flight.jobs import batches
 from ..reaper.drain import BATCH, ROOM
 from ..reaper.evidence import Onlooker
 from ..reaper.reaper import TOMBSTONE, Reaper
 from ..reaper.report import Report as Pass
+from ..store.batches import batches
 from ..store.holdings import Holdings
 from ..store.parked import Parked
 from ..store.private_lists import PrivateLists
@@ -140,7 +140,7 @@ class Drain:
         while claims:
             jobs, seen = self.lists.jobs(owner, claims[:BATCH], ROOM)
             claims = claims[seen:]
-            for _, some in batches(dict.fromkeys(jobs, "")):
+            for some in batches(jobs, lambda job: job):
                 name = some[0].queue_list
                 requeued = self.lists.requeue_all(some, facts.lists.get(name, 0))
                 report.queues[name] += requeued

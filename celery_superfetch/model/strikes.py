@@ -1,8 +1,8 @@
 """Blame: how a lost run counts against its job, and whether the job runs again or is dead-lettered.
 
-Pure values and functions, without I/O. The reaper (for jobs of a dead owner) and ``LostRuns`` (for
-a job whose pool process was lost while its owner lives) call ``blame``, then ``Recovery.of``, then
-a receiver of ``job_recovering`` decides, which is ``decide`` unless the user has another
+Pure values and functions, without I/O. The reaper (for jobs of a dead owner) and ``Settlement``
+(for a job whose pool process was lost while its owner lives) call ``blame``, then ``Recovery.of``,
+then a receiver of ``job_recovering`` decides, which is ``decide`` unless the user has another
 (``app.guard``). A script then moves the job and stores the counters at once (``recover.lua``); if
 the process dies before that, nothing was counted.
 """

@@ -28,7 +28,7 @@ from ..model.process import ProcessImage, own_pid
 from ..model.silence import Silence
 from ..store.database import Database
 from ..store.holdings import Holdings
-from ..store.private_lists import Claims, PrivateLists
+from ..store.private_lists import PrivateLists
 from ..store.registry import Heartbeat
 from ..store.wire.clients import Home
 from ..store.wire.connections import Params, without_retries
@@ -36,9 +36,9 @@ from ..store.wire.pools import SharedPool, shared_pool
 from ..store.wire.server import check_server
 from .heartbeat import HeartbeatSession
 from .heartbeat_thread import HeartbeatThread
-from .in_flight.in_flight import InFlight
-from .in_flight.lost_runs import LostRuns
+from .in_flight.in_flight import Fetched, InFlight
 from .in_flight.runner import CONSUMER, Runner
+from .in_flight.settlement import Settlement
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -91,7 +91,7 @@ class Owner:
         self.database = Database(self.client, config)
         self.database.is_registered = runner.is_registered
         self.leases = InFlight(self.database, runner)
-        self.settlement = LostRuns(self.leases)
+        self.settlement = Settlement(self.leases)
         first_record = Facts.mine("", ProcessImage.current(), config)
         self.heartbeat_session = HeartbeatSession(
             params, config, home, first_record, listener=self, failover_targets=elsewhere
@@ -221,14 +221,14 @@ class Owner:
             session.move(params)
             return True
 
-    def claim(self, lists: Sequence[str], *asked: Any) -> Claims:
+    def claim(self, lists: Sequence[str], *asked: Any) -> Fetched:
         """Claim, as ``InFlight.claim``; register first if the server does not know this owner."""
         for _ in range(REGISTRATIONS):
-            claims = self.leases.claim(self.name, lists, *asked)
-            if claims.registered:
+            fetched = self.leases.claim(self.name, lists, *asked)
+            if fetched.claims.registered:
                 break
             self.heartbeat()
-        return claims
+        return fetched
 
     def unland(self, owner: str, lists: Iterable[str]) -> None:
         """Return what landed under a name that this process has or had to its queues; if the server
@@ -246,7 +246,7 @@ class Owner:
     @property
     def busy(self) -> bool:
         """Whether a job runs, or may run."""
-        return self.runner.busy(self.leases.jobs.unsettled)
+        return self.runner.busy(self.leases.has_unsettled)
 
     @property
     def has_deferred_calls(self) -> bool:
@@ -284,7 +284,7 @@ class Owner:
                 with self._lock:
                     self._lists_by_user.pop(user, None)
                     self._note_consumed()
-                    if not self._lists_by_user and self.name and not len(self.leases.jobs):
+                    if not self._lists_by_user and self.name and self.leases.is_empty:
                         self._end(tombstone=BLOCK_TIMEOUT if may_land else 0)
 
         # Where no channel comes after this one, nothing else would send the rest.

@@ -42,7 +42,7 @@ from .intake import Intake
 from .steps import is_published_as, publish_step
 
 if TYPE_CHECKING:
-    from ..model.job import Claimed
+    from ..owner.in_flight.lease import Lease
     from ..owner.owner import Owner
     from ..store.private_lists import PrivateLists
     from .fetch.fetch_loop import FetchLoop
@@ -184,20 +184,20 @@ class Channel(FrugalChannel):
             )
         return self._fetch
 
-    def deliver(self, claimed: Claimed) -> bool:
+    def deliver(self, lease: Lease) -> bool:
         """Call the consumer with a claimed job; return False if the job was settled or requeued
         instead. If the server fails before the call, the job stays in the backlog, and the error is
         raised."""
-        callback = self._callbacks.get(self.lists.queue(claimed.job.queue_list))
+        callback = self._callbacks.get(self.lists.queue(lease.job.queue_list))
         if callback is None:  # the consumer was cancelled after the claim
-            self.fetch.requeue([claimed.job])
+            self.fetch.requeue([lease])
             return False
         try:
-            is_settled = self.intake.intercept(claimed, self)
-            message = None if is_settled else self.qos.receive(claimed)
+            is_settled = self.intake.intercept(lease, self)
+            message = None if is_settled else self.qos.receive(lease)
         except (RedisError, OSError, MemoryError):
             # kombu closes the channel after such an error, which requeues the backlog.
-            self.fetch.backlog.ready.appendleft(claimed)
+            self.fetch.backlog.ready.appendleft(lease)
             raise
         if message is None or self.intake.park(message):
             return False
@@ -227,9 +227,9 @@ class Channel(FrugalChannel):
         if no_ack:
             return super().basic_get(queue, no_ack, **kwargs)
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
-        while (claimed := self.fetch.claim_one(lists)) is not None:
-            if (message := self.qos.receive(claimed)) is not None:
-                self.owner.leases.deliver(claimed.job)
+        while (lease := self.fetch.claim_one(lists)) is not None:
+            if (message := self.qos.receive(lease)) is not None:
+                self.owner.leases.deliver(lease)
                 return message
         return None
 

@@ -17,13 +17,14 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils import json
 
-from ..model.job import CARRIED, DELIVERY, Carried, Claimed, Counters, Job
+from ..model.job import CARRIED, DELIVERY, Carried, Counters, Job
 from ..model.log_text import one_line_each
 from ..model.words import number
 from .fetch.credit import Credit
 
 if TYPE_CHECKING:
     from ..model.dead_job import DeadJob
+    from ..owner.in_flight.lease import Lease
     from ..owner.owner import Owner
 
 logger = one_line_each(get_logger(__name__))
@@ -41,8 +42,8 @@ class Delivery:
     If the process dies, the job stays in the owner's private list, and the reaper recovers it.
     """
 
-    def __init__(self, claimed: Claimed, channel: Any) -> None:
-        self.claimed, self.job, self.channel = claimed, claimed.job, channel
+    def __init__(self, lease: Lease, channel: Any) -> None:
+        self.lease, self.job, self.channel = lease, lease.job, channel
         self.owner: Owner = channel.owner
 
     @property
@@ -56,7 +57,7 @@ class Delivery:
         ack is sent, the job runs again."""
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
-        owner.leases.ack(self.claimed)
+        owner.leases.ack(self.lease)
         # A channel that fetches no more has no later tick, which would read the reply.
         waits_for_reply = channel.closed or not channel.consumes
         if waits_for_reply or not fetch.poller.comes_back or fetch.delivers_the_last:
@@ -75,14 +76,14 @@ class Delivery:
         """Requeue the job to the ``front`` or the ``back`` of its queue, without a strike."""
         if self.is_open:
             self.drop()
-            self.channel.fetch.requeue([self.job], where)
+            self.channel.fetch.requeue([self.lease], where)
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
-        """End the job by a method of ``LostRuns`` (recovered, or moved to the dead set); return the
-        dead job, if it became one. If that fails, the delivery stays open."""
+        """End the job by a method of ``Settlement`` (recovered, or moved to the dead set); return
+        the dead job, if it became one. If that fails, the delivery stays open."""
         if not self.is_open:
             return None
-        dead = way(self.job, *args)
+        dead = way(self.lease, *args)
         self.drop()
         return dead
 
@@ -99,7 +100,7 @@ class Message(virtual.Message):
     delivery_tag: Any
 
     def __init__(self, delivery: Delivery) -> None:
-        payload = _decode(delivery.claimed)
+        payload = _decode(delivery.lease)
         super().__init__(payload, channel=delivery.channel)
         self.delivery = delivery
         payload["body"] = None  # kombu keeps the payload, and the message has the body already
@@ -109,10 +110,10 @@ class Message(virtual.Message):
         self.delivery_tag = delivery.job.claim_id
 
 
-def _decode(claimed: Claimed) -> dict[str, Any]:
+def _decode(lease: Lease) -> dict[str, Any]:
     """Return the payload of a job as kombu's dict, with what is known of earlier deliveries."""
-    message: dict[str, Any] = json.loads(claimed.job.payload)
-    again = claimed.counters is not None
+    message: dict[str, Any] = json.loads(lease.job.payload)
+    again = lease.counters is not None
     info = message["properties"]["delivery_info"]
     info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
     headers = message["headers"] = message.get("headers") or {}
@@ -121,7 +122,7 @@ def _decode(claimed: Claimed) -> dict[str, Any]:
     if again:
         mark_redelivered(message)
     if again or strikes:
-        message["headers"][DELIVERY] = (claimed.counters or Counters()).as_header(strikes)
+        message["headers"][DELIVERY] = (lease.counters or Counters()).as_header(strikes)
     return message
 
 
@@ -145,8 +146,6 @@ class QoS:
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
-        #: Tags of deliveries before whose end nothing is claimed; any thread may add one.
-        self.awaited: set[str] = set()
         #: Requeues the jobs of a channel that is still open at the exit of the process.
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
@@ -175,7 +174,7 @@ class QoS:
 
     def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        if fetch.owner.stopping or (self.awaited and self._awaits_delivery()):
+        if fetch.owner.stopping or fetch.owner.leases.stops_claims:
             return 0
         backlog_count = len(fetch.backlog)
         if counts_slots:
@@ -187,20 +186,17 @@ class QoS:
         limit: int = fetch.owner.config.claim_limit
         return max(0, min(limit, self.prefetch_count - held - backlog_count))
 
-    def _awaits_delivery(self) -> bool:
-        return any(tag in self.unsettled for tag in list(self.awaited))
-
-    def receive(self, claimed: Claimed) -> Message | None:
+    def receive(self, lease: Lease) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
         message and was moved to the dead set."""
         try:
-            message = Message(Delivery(claimed, self.channel))
+            message = Message(Delivery(lease, self.channel))
             self.append(message, message.delivery_tag)
             return message
         except MemoryError:  # not the fault of the payload
             raise
         except Exception:  # a payload may raise any error in a parser, and must not end the worker
-            self.channel.owner.settlement.quarantine(claimed.job)
+            self.channel.owner.settlement.quarantine(lease)
             return None
 
     def append(self, message: Any, delivery_tag: Any) -> None:
@@ -216,7 +212,6 @@ class QoS:
     def drop(self, job: Job) -> None:
         """Forget a job; its room counts as free."""
         self.unsettled.pop(job.claim_id, None)
-        self.awaited.discard(job.claim_id)
 
     def ack(self, delivery_tag: Any) -> None:
         delivery = delivery_of(self.unsettled.pop(delivery_tag, None))
@@ -239,10 +234,10 @@ class QoS:
         exchange = message.delivery_info.get("exchange")
         return bool(self.channel.typeof(exchange).type == "fanout")
 
-    def _in_hand(self) -> list[Job]:
-        """Return the jobs that were delivered and not settled, the newest first."""
+    def _in_hand(self) -> list[Lease]:
+        """Return the leases of jobs that were delivered and not settled, the newest first."""
         deliveries = map(delivery_of, reversed(list(self.unsettled.values())))
-        return [delivery.job for delivery in deliveries if delivery is not None]
+        return [delivery.lease for delivery in deliveries if delivery is not None]
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Requeue the jobs that were delivered and do not run; return no errors. A job that runs
@@ -252,11 +247,11 @@ class QoS:
         fetch, owner = self.channel.fetch, self.channel.owner
         owner.leases.close(back)
         fetch.poller.wake()
-        if given := sum(not owner.leases.is_running(job) for job in back):
+        if given := sum(not lease.runs for lease in back):
             logger.info("Channel closed: requeued %s.", number(given, "job"))
-        for job in back:
-            if not owner.leases.holds(job):
-                self.drop(job)
+        for lease in back:
+            if lease.is_gone:
+                self.drop(lease.job)
         return []
 
     def requeue_waiting(self) -> int:
@@ -265,8 +260,8 @@ class QoS:
         fetch = self.channel.fetch
         unseen = fetch.requeue_unseen()
         back = fetch.owner.leases.requeue_waiting(self._in_hand())
-        for job in back:
-            self.drop(job)
+        for lease in back:
+            self.drop(lease.job)
         return unseen + len(back)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:

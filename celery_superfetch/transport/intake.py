@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.job import Claimed
+from ..owner.in_flight.lease import Lease
 
 
 def _never(*_: Any) -> bool:
@@ -30,9 +30,9 @@ class Intake:
     delivered, and the consumer's errors are raised.
     """
 
-    #: Called with (claimed, channel) before a claimed job is decoded. A worker's moves a job that
+    #: Called with (lease, channel) before a claimed job is decoded. A worker's moves a job that
     #: has used up its strikes or stops to the dead set, or to probation.
-    intercept: Callable[[Claimed, Any], bool] = _never
+    intercept: Callable[[Lease, Any], bool] = _never
     #: Called with (message) before a decoded message is delivered. A worker's parks a job whose ETA
     #: is later: it then waits in Redis, in no private list.
     park: Callable[[Any], bool] = _never

@@ -212,12 +212,12 @@ class Gate(Runner):
         start now. Requeue on the way what must not start in this worker any more."""
         while self._waiting:
             first = self._waiting[0]
-            alone = first.owner.leases.solo_job
+            alone = first.owner.leases.solo
             room = self._has_slot(alone is not None)
             if not first.is_ours:
                 # What became of it is logged by `owner/in_flight/lost_jobs.py`.
                 self._drop(self._waiting.popleft(), "this worker no longer holds it", logging.DEBUG)
-            elif alone is not None and first.job != alone and not first.request.acknowledged:
+            elif alone is not None and first.lease is not alone and not first.request.acknowledged:
                 self._drop(self._waiting.popleft(), "another runs alone here")
             elif room and not told_to_stop(first.owner) and (until := first.may_begin()):
                 self.out.add(self._waiting.popleft())
@@ -254,7 +254,7 @@ class Gate(Runner):
             if self.threads and not handover.take():
                 self.failure = exc
                 return
-            handover.owner.leases.take_back(handover.job)
+            handover.owner.leases.take_back(handover.lease)
             self.out.discard(handover)
             if self.prefork:
                 call = handover.args, handover.kwargs
@@ -327,14 +327,14 @@ class Gate(Runner):
         its channel is closed, requeue it instead: it would be lost for this worker at the next lost
         connection, where Celery forgets what waits for a slot."""
         delivery = request.delivery
-        job, owner = delivery.job, delivery.owner
+        lease, owner = delivery.lease, delivery.owner
         state.task_ready(request)
         if delivery.channel.closed and not request.acknowledged:
             request.acknowledged = True
             return delivery.requeue()
-        owner.leases.take_back(job)
+        owner.leases.take_back(lease)
         with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            owner.leases.unrecord(job)
+            owner.leases.unrecord(lease)
         # The process may run another job by now: if this one is terminated, that must not die.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_reserved(request)  # in Celery's books it waits for a slot again

@@ -60,7 +60,7 @@ class Handover:
     def __init__(self, delivery: Delivery, request: Any, target: Any, *apply: Any) -> None:
         self.delivery, self.request, self.target = delivery, request, target
         self.args, self.kwargs, self.options = apply
-        self.job, self.owner = delivery.job, delivery.owner
+        self.lease, self.job, self.owner = delivery.lease, delivery.job, delivery.owner
         #: True for the first caller alone: the pool's thread that starts it, or the gate that
         #: withdraws it.
         self.take = partial(threading.Lock().acquire, False)
@@ -68,23 +68,23 @@ class Handover:
     @property
     def is_ours(self) -> bool:
         """Whether this worker still may start the job."""
-        if self.owner.leases.is_former(self.job):
+        if self.owner.leases.is_former(self.lease):
             return False
         # With early ack a job that came back too late is settled already, and in no other worker.
-        return bool(self.request.acknowledged or self.owner.leases.may_start(self.job))
+        return bool(self.request.acknowledged or self.lease.may_start)
 
     def may_begin(self) -> float:
         """Record that the job runs; return its deadline (``clock``), 0 if it may not start now."""
         if self.request.acknowledged:
-            return self.owner.leases.deadline(self.job)
+            return self.owner.leases.deadline(self.lease)
         # With early ack the job may be settled before it runs: no start record is needed.
-        return self.owner.leases.start(self.job, record=self.request.task.acks_late)
+        return self.owner.leases.start(self.lease, record=self.request.task.acks_late)
 
     def claim(self) -> tuple[Any, ...]:
         """Return the fields of the job's ``Claim``, for the process that runs it. With early ack
         they are empty: the claim ends before the run, and the job's steps are published as in
         stock."""
-        delivery, claimed = self.delivery, self.delivery.claimed
+        delivery, claimed = self.delivery, self.lease.claimed
         (job, counters), token = claimed, claimed.token
         if self.request.acknowledged or not self.request.task.acks_late:
             return "", "", "", token

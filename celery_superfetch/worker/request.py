@@ -76,7 +76,7 @@ class CountedRequest(Request):
             leases = self.delivery.owner.leases
             reports_its_start = self.task.Strategy == ASKS_FIRST
             note = leases.reserve if reports_its_start else leases.deliver
-            note(self.delivery.job)
+            note(self.delivery.lease)
         check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
@@ -127,7 +127,7 @@ class CountedRequest(Request):
             return
         if told_to_stop(delivery.owner):
             if delivery.is_open:  # it goes back with the others, in order, when the channel closes
-                delivery.owner.leases.cut_short(delivery.job)
+                delivery.owner.leases.cut_short(delivery.lease)
             return
         self.acknowledged = True
         if self._greenlet_killed:
@@ -141,7 +141,7 @@ class CountedRequest(Request):
         """Return whether the job is revoked; False if ownership was lost: another worker announces
         its end."""
         delivery = self.delivery
-        gone = delivery is not None and not delivery.owner.leases.holds(delivery.job)
+        gone = delivery is not None and delivery.lease.is_gone
         return (self.acknowledged or not gone) and super().revoked()
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -214,7 +214,7 @@ class CountedRequest(Request):
         meta = super()._success_was_stored()
         if not meta or self.delivery is None:
             return meta
-        return meta if is_of_job(meta, self.delivery.claimed.first_claimed) else False
+        return meta if is_of_job(meta, self.delivery.lease.claimed.first_claimed) else False
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         if soft:
@@ -289,7 +289,7 @@ class CountedRequest(Request):
             if recoverable and delivery.owner.private_lists.has_handed_on(delivery.job):
                 return False
             judged = delivery.owner.settlement.sent_anew(
-                delivery.job,
+                delivery.lease,
                 self._cut_short,
                 self.app,
                 limits_of(self.app),

@@ -68,7 +68,7 @@ class Discards:
         here = f"cannot be read: {kind_of(exc)}"
         if is_unknown:
             here = f"task {message_of(exc)} is not registered"
-        counters = delivery.claimed.counters
+        counters = delivery.lease.counters
         returns = counters.requeues if counters else 0
         why = "no other live worker of its queue has other tasks"
         if other := self._who_may_know(delivery):
@@ -113,12 +113,12 @@ class Discards:
             here,
             other.node or other.owner,
         )
-        delivery.owner.leases.reserve(delivery.job)
+        delivery.owner.leases.reserve(delivery.lease)
         self._waiting[delivery.job] = delivery
         if self._too_many_wait():  # Celery 5.5 clears its timer at a lost connection
             self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}
         if self._too_many_wait():
-            delivery.channel.qos.awaited.add(delivery.job.claim_id)
+            delivery.owner.leases.stop_claims(delivery.lease)
         qos = self.worker.consumer.qos
         qos.increment_eventually()
 

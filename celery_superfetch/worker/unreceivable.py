@@ -21,9 +21,10 @@ from redis.exceptions import DataError, RedisError
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import class_name, describe, kind_of
-from ..model.job import Claimed, eta_of, parse
+from ..model.job import eta_of, parse
 from ..model.log_text import one_line_each
 from ..model.strikes import STOPS_NAMED, stops_outlook
+from ..owner.in_flight.lease import Lease
 from ..owner.owner import Owner
 from ..transport.deliveries import Delivery, delivery_of
 from .outcomes import exception_of, info_of
@@ -36,20 +37,20 @@ logger = one_line_each(get_logger(__name__))
 FAR = 10 * 365 * 86_400
 
 
-def intercept(claimed: Claimed, channel: Any) -> bool:
+def intercept(lease: Lease, channel: Any) -> bool:
     """Move a job that has used up its strikes or stops to the dead set, and one before its last
     stop to probation, as one before its last strike where a crash ends all jobs of the worker;
     return whether it has left this worker. A receiver may spare the job."""
-    counters = claimed.counters
+    counters = lease.counters
     if counters is None or not (counters.strikes or counters.stops):
         return False
-    owner, job = channel.owner, claimed.job
+    owner, job = channel.owner, lease.job
     app = owner.runner.worker.app
     limits, stops, task = limits_of(app), counters.stops, parse(job.payload).task
     stop_limit = limits.stops(task) if stops else None
     if counters.strikes or (stop_limit is not None and stops >= stop_limit):
-        owner.settlement.kill_if_over_limit(job, app, limits)
-        if not owner.leases.holds(job):
+        owner.settlement.kill_if_over_limit(lease, app, limits)
+        if lease.is_gone:
             return True
     # A stop cuts short all jobs of a worker. If this one runs alone, it is the only one to blame.
     is_next_the_last = stop_limit is not None and stops == stop_limit - 1
@@ -69,7 +70,7 @@ def intercept(claimed: Claimed, channel: Any) -> bool:
     if before_last and not counters.probation and crash_ends_all_jobs(owner):
         goes_on_probation = True
     if goes_on_probation:
-        owner.leases.put_on_probation(job)
+        owner.leases.put_on_probation(lease)
     return goes_on_probation
 
 
@@ -85,7 +86,7 @@ def parks(message: Any) -> bool:
     delivery = delivery_of(message)
     if delivery is None or not (due := _due(message, delivery.owner)):
         return False
-    if not delivery.owner.leases.park(delivery.job, due * 1000):
+    if not delivery.owner.leases.park(delivery.lease, due * 1000):
         return False
     delivery.drop()
     if due - time() > FAR:
@@ -194,7 +195,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             exc_info=shown,
         )
         return True
-    if not owner.leases.may_start(job) if ran is None else ran:
+    if not delivery.lease.may_start if ran is None else ran:
         return False  # in the consumer's own thread
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
@@ -230,7 +231,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
 def settle(
     delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *args: Any
 ) -> DeadJob | None:
-    """Settle a job by ``way``, a method of ``LostRuns`` that is called with the job, ``why`` and
+    """Settle a job by ``way``, a method of ``Settlement`` that gets the lease, ``why`` and
     ``args``; if the server is away, later, by the maintenance thread. Return the dead job, if it is
     one now."""
     end = partial(delivery.end_by, way, why, *args)

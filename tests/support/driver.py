@@ -19,12 +19,12 @@ from celery_superfetch.model.permit import clock
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import TRANSITIONS, Event, State
+from celery_superfetch.owner.in_flight.lease import HELD, TRANSITIONS, Event, Lease, State
 from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
-from celery_superfetch.owner.in_flight.lost_runs import LostRuns
 from celery_superfetch.owner.in_flight.outbox import ACKS, LEFT_MOST
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING
 from celery_superfetch.owner.in_flight.runner import Runner
+from celery_superfetch.owner.in_flight.settlement import Settlement
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.private_lists import Claims, PrivateLists
@@ -58,7 +58,7 @@ class Driver:
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight = in_flight
-        self._lost_runs = LostRuns(in_flight)
+        self._settlement = Settlement(in_flight)
 
     @classmethod
     def over(cls, database: Database) -> Driver:
@@ -73,13 +73,20 @@ class Driver:
     # -- what is in flight
 
     def __contains__(self, job: object) -> bool:
-        return job in self._in_flight.jobs
+        return isinstance(job, Job) and self._in_flight.leases.of(job) is not None
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(list(self._in_flight.jobs))
+        return iter([lease.job for lease in self._in_flight.leases])
 
     def __len__(self) -> int:
-        return len(self._in_flight.jobs)
+        return len(self._in_flight.leases)
+
+    def _lease(self, job: Job) -> Lease:
+        """Return the lease of a job; one that has left, for a job that is not in flight."""
+        return self._in_flight.leases.of(job) or Lease(job, state=State.GONE)
+
+    def _leases(self, jobs: Iterable[Job]) -> list[Lease]:
+        return [self._lease(job) for job in jobs]
 
     @property
     def lists(self) -> PrivateLists:
@@ -88,12 +95,12 @@ class Driver:
 
     def state(self, job: Job) -> str | None:
         """Return the name of a job's state; None for one that is not in flight."""
-        state = self._in_flight.jobs.get(job)
-        return None if state is None else state.name
+        lease = self._in_flight.leases.of(job)
+        return None if lease is None else lease.state.name
 
     def events(self, job: Job) -> list[str]:
         """Return the events that change a job's state now: each is a method of this class."""
-        state = self._in_flight.jobs.get(job)
+        state = self._lease(job).state
         return [name for name, event in EVENTS.items() if state in TRANSITIONS[event]]
 
     def state_after(self, state: str, event: str) -> str:
@@ -102,40 +109,41 @@ class Driver:
 
     def is_running(self, job: Job) -> bool:
         """Return whether the pool has a job, also one whose channel is closed."""
-        return self._in_flight.jobs.runs(job)
+        return self._lease(job).runs
 
     def is_reserved(self, job: Job) -> bool:
         """Return whether the consumer of a job will report its start, and has not."""
-        return self._in_flight.jobs.get(job) is State.RESERVED
+        return self._lease(job).state is State.RESERVED
 
     def may_start(self, job: Job) -> bool:
         """Return whether a job waits to be started; False for ever once it does not."""
-        return self._in_flight.may_start(job)
+        return self._lease(job).state in HELD
 
     @property
     def settled_count(self) -> int:
         """How many acks are to be sent, or have no reply yet."""
-        return self._in_flight.jobs.counts[State.SETTLED]
+        return self._in_flight.leases.counts[State.SETTLED]
 
     @property
     def returning_count(self) -> int:
         """How many requeues are to be sent, or have no reply yet."""
-        return self._in_flight.jobs.counts[State.RETURNING]
+        return self._in_flight.leases.counts[State.RETURNING]
 
     @property
     def detached_count(self) -> int:
         """How many jobs still run although their channel is closed."""
-        return self._in_flight.jobs.counts[State.DETACHED]
+        return self._in_flight.leases.counts[State.DETACHED]
 
     @property
     def has_delivered(self) -> bool:
         """Whether a consumer has jobs whose start it does not report."""
-        return self._in_flight.jobs.counts[State.DELIVERED] > 0
+        return self._in_flight.leases.counts[State.DELIVERED] > 0
 
     @property
     def solo(self) -> Job | None:
         """The job on probation that has this process for itself."""
-        return self._in_flight.jobs.alone
+        solo = self._in_flight.solo
+        return None if solo is None else solo.job
 
     @property
     def expires_ms_by_list(self) -> Mapping[str, int]:
@@ -172,80 +180,84 @@ class Driver:
         starts: int = 0,
     ) -> Claims:
         """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
-        return self._in_flight.claim(owner, lists, most, turn, landed, starts)
+        return self._in_flight.claim(owner, lists, most, turn, landed, starts).claims
 
     def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation for a solo run."""
-        return self._in_flight.claim_alone(owner, queue_list, lambda _: 0.0)
+        lease = self._in_flight.claim_alone(owner, queue_list, lambda _: 0.0)
+        return None if lease is None else lease.claimed
 
     def claim_suspect_alongside(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation that need not run alone any more."""
-        return self._in_flight.claim_alongside(owner, queue_list, lambda _: 0.0)
+        lease = self._in_flight.claim_alongside(owner, queue_list, lambda _: 0.0)
+        return None if lease is None else lease.claimed
 
     def hold(self, job: Job) -> None:
         """Add a job that the server has in the private list, as a claim would."""
-        self._in_flight.jobs.add(job)
+        self._in_flight.leases.add(Lease(job))
 
     def deliver(self, job: Job) -> None:
         """Give a job to its consumer; until it starts, it does not count as running. Without
         ``reserve`` before this, its consumer does not report its start."""
-        self._in_flight.delivered(job)
+        self._in_flight.delivered(self._lease(job))
 
     def unrecord(self, job: Job) -> None:
         """Clear the start record that a job got with its claim."""
-        self._in_flight.unrecord(job)
+        self._in_flight.unrecord(self._lease(job))
 
     def reserve(self, job: Job) -> None:
         """Note that a request waits to start a job."""
-        self._in_flight.reserve(job)
+        self._in_flight.reserve(self._lease(job))
 
     def start(self, job: Job, *, record: bool = True) -> float:
         """Start a job; return until when it may begin (``clock``), or 0.0 if it may not start. One
         that its consumer does not have yet is reserved first."""
         if self.state(job) == State.FETCHED.name:
             self.reserve(job)
-        return self._in_flight.start(job, record=record)
+        return self._in_flight.start(self._lease(job), record=record)
 
     def take_back(self, job: Job) -> None:
         """Note that the pool did not begin with a job: it waits again."""
-        self._in_flight.take_back(job)
+        self._in_flight.take_back(self._lease(job))
 
     def stop_run(self, job: Job) -> None:
         """End the run of a job because its process is stopping: its requeue counts as a stop."""
-        self._in_flight.cut_short(job)
+        self._in_flight.cut_short(self._lease(job))
 
     def finish(self, claimed: Claimed) -> None:
         """Ack a job; the next send carries the ack."""
-        self._in_flight.ack(claimed)
+        lease = self._lease(claimed.job)
+        lease.counters = claimed.counters  # a test may say that it has some
+        self._in_flight.ack(lease)
 
     def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Requeue jobs in this order; a run of one has ended."""
-        self._in_flight.requeue(jobs, where)
+        self._in_flight.requeue(self._leases(jobs), where)
 
     def close(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Close the channel of jobs: those that run continue, the others are requeued."""
-        self._in_flight.close(jobs, where)
+        self._in_flight.close(self._leases(jobs), where)
 
     def requeue_reserved(self, jobs: Iterable[Job]) -> list[Job]:
         """Requeue those of some jobs whose consumers report starts and have not; return them."""
-        return self._in_flight.requeue_waiting(jobs)
+        return [lease.job for lease in self._in_flight.requeue_waiting(self._leases(jobs))]
 
     def park(self, job: Job, due_ms: float) -> bool:
         """Park a job that is due at a time of the server's clock; return False if it stays."""
-        return self._in_flight.park(job, due_ms)
+        return self._in_flight.park(self._lease(job), due_ms)
 
     def put_on_probation(self, job: Job) -> None:
         """Requeue a job to wait for a solo run."""
-        self._in_flight.put_on_probation(job)
+        self._in_flight.put_on_probation(self._lease(job))
 
     def end_solo(self) -> None:
         """Let other jobs start alongside the one that runs alone."""
-        self._in_flight.jobs.alone = None
+        self._in_flight.leases.solo = None
 
     def run_solo(self, job: Job, seconds: float) -> None:
         """Let a job run alone for some seconds, as if it had been on probation."""
-        self._in_flight.jobs.alone = job
-        self._in_flight.jobs.alone_until = monotonic() + seconds
+        self._in_flight.leases.solo = self._lease(job)
+        self._in_flight.solo_until = monotonic() + seconds
 
     # -- what is sent
 
@@ -283,12 +295,12 @@ class Driver:
 
     def retry_requeue_now(self, job: Job) -> None:
         """Let the next send repeat a requeue that the server refused a moment ago."""
-        self._in_flight._returns[job] = "front", 0.0
+        self._lease(job).returns_after = 0.0
 
     def retry_requeues_now(self) -> None:
         """Let the next send repeat each requeue that the server refused a moment ago."""
-        returns = self._in_flight._returns
-        returns.update((job, (where, 0.0)) for job, (where, _) in returns.items())
+        for lease in self._in_flight.leases:
+            lease.returns_after = 0.0
 
     # -- what a lost reply, a death or the end of the process does
 
@@ -377,18 +389,18 @@ class Driver:
         self, job: Job, reason: str, sender: Any, limits: Limits, **how: bool
     ) -> DeadJob | None:
         """Recover or dead-letter a job whose run was lost; return the dead job."""
-        return self._lost_runs.recover_or_kill(job, reason, sender, limits, **how)
+        return self._settlement.recover_or_kill(self._lease(job), reason, sender, limits, **how)
 
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
         """Dead-letter a claimed job that is over a limit; return the dead job."""
-        return self._lost_runs.kill_if_over_limit(job, sender, limits)
+        return self._settlement.kill_if_over_limit(self._lease(job), sender, limits)
 
     def quarantine(self, job: Job) -> DeadJob | None:
         """Dead-letter a payload that is no message; return the dead job."""
-        return self._lost_runs.quarantine(job)
+        return self._settlement.quarantine(self._lease(job))
 
     def sent_anew(
         self, job: Job, reason: str, sender: Any, limits: Limits, **how: Any
     ) -> Carried | DeadJob | None:
-        """Decide on a job that Celery is about to publish again; as ``LostRuns.sent_anew``."""
-        return self._lost_runs.sent_anew(job, reason, sender, limits, **how)
+        """Decide on a job that Celery is about to publish again; as ``Settlement.sent_anew``."""
+        return self._settlement.sent_anew(self._lease(job), reason, sender, limits, **how)

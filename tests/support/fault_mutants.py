@@ -83,12 +83,12 @@ MUTANTS = [
     Mutant(
         "an ack that is sent again is announced as lost",
         Outbox, "_unanswered",
-        "self._no_news.update(job for _, part in parts for job, _ in part.acks)", "pass",
+        "lease.ack_was_sent = True", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
         "a lost job is announced twice",
-        InFlight, "lose_all", "self._no_news.update(lost)", "pass",
+        InFlight, "lose_all", "lease.is_taken_away = True", "pass",
         ("reaped while jobs run",),
     ),
     Mutant(
@@ -130,8 +130,8 @@ MUTANTS = [
     ),
     Mutant(
         "a job starts that a signal handler has requeued",
-        InFlight, "start", "if self.jobs.apply(job, Event.START) else 0.0",
-        "+ 0 * bool(self.jobs.apply(job, Event.START))",
+        InFlight, "start", "if not self.leases.apply(lease, Event.START):\n            return 0.0",
+        "self.leases.apply(lease, Event.START)",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "a start record is sent again after it was cleared",
-        Outbox, "_drop_start", "part.starting.pop(job, None)", "pass",
+        Outbox, "_drop_start", "part.starting.pop(lease, None)", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -156,17 +156,17 @@ MUTANTS = [
     ),
     Mutant(
         "a claim records starts beside a suspect that runs alone",
-        InFlight, "claim", "or self.jobs.alone", "",
+        InFlight, "claim", "or self.leases.solo", "",
         ("a suspect runs alone",),
     ),
     Mutant(
         "a requeue that a signal handler repeats is taken for a loss",
-        Outbox, "_returned", "if number in missing and job in self.jobs:", "if number in missing:",
+        Outbox, "_returned", "if number in missing and not lease.is_gone:", "if number in missing:",
         ("jobs are requeued",),
     ),
     Mutant(
         "a requeue that had no reply is taken for a loss",
-        Outbox, "_send_returns", "self._may_be_returned |= first_sends", "pass",
+        Outbox, "_send_returns", "lease.requeue_was_sent = True", "pass",
         ("jobs are requeued",),
     ),
     Mutant(
@@ -177,13 +177,13 @@ MUTANTS = [
     Mutant(
         "requeues that were refused are taken for done",
         Outbox, "_send_returns",
-        "if not isinstance(reply, Exception):\n            self._returned(jobs, {*reply},",
-        "if True:\n            self._returned(jobs, {},",
+        "if not isinstance(reply, Exception):\n            self._returned(some, {*reply},",
+        "if True:\n            self._returned(some, {},",
         ("jobs are requeued",),
     ),
     Mutant(
         "requeues do not renew the x-expires of their queue",
-        Outbox, "_send_returns", "expires.get(jobs[0].queue_list, 0)", "0",
+        Outbox, "_requeue_call", "self.expires.get(some[0].job.queue_list, 0)", "0",
         ("queues that expire",),
     ),
 ]  # fmt: skip

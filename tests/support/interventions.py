@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.in_flight.in_flight import InFlight
-from celery_superfetch.owner.in_flight.jobs import Event
+from celery_superfetch.owner.in_flight.lease import Event, Lease
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
 from celery_superfetch.owner.in_flight.outbox import Outbox
@@ -42,8 +41,8 @@ def start_next_too_late(
     """Let the next start of an owner be past its deadline; ``act`` is called in between."""
     begin = owner.leases.start
 
-    def begin_late(job: Job, **how: Any) -> float:
-        if deadline := begin(job, **how):
+    def begin_late(lease: Lease, **how: Any) -> float:
+        if deadline := begin(lease, **how):
             monkeypatch.setattr(owner.leases, "start", begin)
             act()
         return deadline and clock() - 1
@@ -58,9 +57,9 @@ def call_before_acks(act: Callable[[], object]) -> None:
     """Call a function before each ack."""
     ack = Outbox.ack
 
-    def act_and_ack(self: Outbox, claimed: Claimed) -> None:
+    def act_and_ack(self: Outbox, lease: Lease) -> None:
         act()
-        ack(self, claimed)
+        ack(self, lease)
 
     Outbox.ack = act_and_ack
 
@@ -104,9 +103,9 @@ def forget_starts() -> None:
     """Treat a job that was started as one that waits."""
     begin = InFlight.start
 
-    def begin_and_forget(self: InFlight, job: Job, *, record: bool = True) -> float:
-        deadline = begin(self, job, record=record)
-        self.jobs.apply(job, Event.TAKE_BACK)
+    def begin_and_forget(self: InFlight, lease: Lease, *, record: bool = True) -> float:
+        deadline = begin(self, lease, record=record)
+        self.leases.apply(lease, Event.TAKE_BACK)
         return deadline
 
     InFlight.start = begin_and_forget

@@ -10,17 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
+from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...model.job import Claimed, Job
+from ...model.job import Job
 from ...model.permit import StartPermit, clock
 from ...store.database import Database
 from ...store.private_lists import Claims, earlier_of
-from .jobs import HELD, RUNS, Event, State
+from .lease import Event, Lease, State
 from .lost_claims import LostClaims
 from .outbox import Outbox
 from .runner import CONSUMER, Runner
+
+
+class Fetched(NamedTuple):
+    """The result of a claim."""
+
+    claims: Claims
+    leases: Sequence[Lease]  # of its jobs, in their order
 
 
 class InFlight(Outbox):
@@ -33,6 +41,9 @@ class InFlight(Outbox):
         self.runner = runner
         self.permit = StartPermit(self.config.heartbeat_interval)
         self.lost_claims = LostClaims(self)
+        #: Until then (monotonic s) no other job starts alongside the solo job; and no other suspect
+        #: alongside one that runs alongside other jobs.
+        self.solo_until = 0.0
         #: Queue lists with suspects on probation, as far as this process has heard.
         self.suspects: frozenset[str] = frozenset()
 
@@ -44,63 +55,67 @@ class InFlight(Outbox):
         turn: int,
         landed: Collection[str] = (),
         starts: int = 0,
-    ) -> Claims:
-        """Send what waits to be settled and claim, in one round trip; as ``PrivateLists.claim``."""
+    ) -> Fetched:
+        """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
         with self.lock:
             # None starts beside a suspect, which a lost reply may have brought, too.
-            starts = 0 if self.doubt or self.jobs.alone else starts
+            starts = 0 if self.doubt or self.leases.solo else starts
             call = self.lists.claim(owner, lists, most, turn, landed, starts)
             claims = self.lists.claims(call, lists, self.flush(call))
-            for claimed in claims.jobs:
-                self.jobs.add(claimed.job)
-            self.jobs.recorded.update(job for job, _ in claims.jobs[: claims.started])
-            return claims
+            leases = []
+            for number, (job, counters) in enumerate(claims.jobs):
+                lease = Lease(job, counters, has_waiting_note=number >= claims.started)
+                self.leases.add(lease)
+                leases.append(lease)
+            return Fetched(claims, leases)
 
     def claim_alone(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
-    ) -> Claimed | None:
+    ) -> Lease | None:
         """Claim the next suspect of a queue list, if there is one and nothing runs here, nor may:
         a lost reply may have brought another. No job starts alongside it for ``solo_window`` of its
         level (s)."""
         with self.lock:
             self.flush()
             # A job that is with such a consumer may have begun.
-            if any(state is State.DELIVERED or state in RUNS for state in self.jobs.values()):
+            counts = self.leases.counts
+            if counts[State.DELIVERED] or counts[State.RUNNING] or counts[State.DETACHED]:
                 return None
-            claimed = self._claim_suspect(owner, queue_list)
-            if claimed is not None:
-                self.jobs.alone = claimed.job
-                self.jobs.alone_until = monotonic() + solo_window(claimed.probation)
-            return claimed
+            lease = self._claim_suspect(owner, queue_list)
+            if lease is not None:
+                self.leases.solo = lease
+                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
+            return lease
 
     def claim_alongside(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
-    ) -> Claimed | None:
+    ) -> Lease | None:
         """Claim the next suspect of a queue list to run alongside other jobs, if a quiesce for it
         was in vain. No other suspect starts for ``solo_window`` of its level (s): if two started
         together, one would be blamed for the other's deaths again and again."""
         with self.lock:
             self.flush()
-            if self.jobs.suspects and monotonic() < self.jobs.alone_until:
+            has_suspect = any(lease.is_suspect for lease in self.leases)
+            if has_suspect and monotonic() < self.solo_until:
                 return None
-            claimed = self._claim_suspect(owner, queue_list, alongside=True)
-            if claimed is not None:
-                self.jobs.alone_until = monotonic() + solo_window(claimed.probation)
-            return claimed
+            lease = self._claim_suspect(owner, queue_list, alongside=True)
+            if lease is not None:
+                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
+            return lease
 
     def end_solo(self) -> Job | None:
         """End the solo run of a suspect whose window is over: other jobs may start; return it."""
         with self.lock:
-            alone = self.jobs.alone
-            if alone is None or monotonic() < self.jobs.alone_until:
+            solo = self.leases.solo
+            if solo is None or monotonic() < self.solo_until:
                 return None
-            self.jobs.alone = None
-            return alone
+            self.leases.solo = None
+            return solo.job
 
     @property
-    def solo_job(self) -> Job | None:
-        """The job on probation that has this process for itself."""
-        return self.jobs.alone
+    def solo(self) -> Lease | None:
+        """The lease of the job on probation that has this process for itself."""
+        return self.leases.solo
 
     def heard_of_suspects(self, lists: Collection[str]) -> None:
         """Add queue lists that have jobs on probation."""
@@ -110,9 +125,7 @@ class InFlight(Outbox):
         """Remove queue lists that have no jobs on probation."""
         self.suspects -= {*lists}
 
-    def _claim_suspect(
-        self, owner: str, queue_list: str, alongside: bool = False
-    ) -> Claimed | None:
+    def _claim_suspect(self, owner: str, queue_list: str, alongside: bool = False) -> Lease | None:
         if self.doubt:
             return None
         call = self.lists.claim_suspect(owner, queue_list, alongside)
@@ -122,58 +135,73 @@ class InFlight(Outbox):
         if reply[0] != b"ok":
             return None
         job = Job(owner, queue_list, reply[1], call.args[-1])
-        self.jobs.add(job)
-        self.jobs.recorded.add(job)
-        self.jobs.suspects.add(job)
-        return Claimed(job, earlier_of(reply[2]))
+        lease = Lease(job, earlier_of(reply[2]), has_waiting_note=False, is_suspect=True)
+        self.leases.add(lease)
+        return lease
 
-    def reserve(self, job: Job) -> None:
+    def reserve(self, lease: Lease) -> None:
         """Note that a request waits to start a job: until it starts, the job may be requeued."""
         with self.lock:
-            self.jobs.apply(job, Event.RESERVE)
+            self.leases.apply(lease, Event.RESERVE)
 
-    def deliver(self, job: Job) -> None:
+    def deliver(self, lease: Lease) -> None:
         """Note that a job is with a consumer that does not report when it begins."""
         with self.lock:
-            self.jobs.apply(job, Event.DELIVER)
+            self.leases.apply(lease, Event.DELIVER)
 
-    def delivered(self, job: Job) -> None:
+    def delivered(self, lease: Lease) -> None:
         """Note that the consumer of a job was called. If the job only waits now, clear the start
         record that it got with its claim."""
-        if self.jobs.get(job) is State.FETCHED:
-            self.deliver(job)
-        if job in self.jobs.recorded:
+        if lease.state is State.FETCHED:
+            self.deliver(lease)
+        if not lease.has_waiting_note and lease.may_start:
             with self.lock:
-                if self.may_start(job):
-                    self.unrecord(job)
+                if lease.may_start:
+                    self.unrecord(lease)
 
-    def unrecord(self, job: Job) -> None:
+    def unrecord(self, lease: Lease) -> None:
+        """Clear the start record of a job that has not begun.
+
+        Raises RedisError where the server cannot be asked.
+        """
         with self.lock:
-            self.jobs.recorded.discard(job)
-            self._drop_start(job)
+            lease.has_waiting_note = True
+            self._drop_start(lease)
             self._exchange([])  # a record on its way would come behind this
-            self.lists.unrecord(job.owner, [job.claim_id])
+            self.lists.unrecord(lease.job.owner, [lease.job.claim_id])
 
-    def holds(self, job: Job) -> bool:
-        """Return whether this process has a lease of the job."""
-        return job in self.jobs
+    def stop_claims(self, lease: Lease) -> None:
+        """Let nothing be claimed until a job leaves."""
+        with self.lock:
+            self.leases.stop_claims(lease)
 
-    def is_running(self, job: Job) -> bool:
-        """Return whether the pool has the job, also after its channel was closed."""
-        return self.jobs.runs(job)
+    @property
+    def stops_claims(self) -> bool:
+        """Whether a job that has not left lets nothing be claimed."""
+        return self.leases.stopping_claims_count > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this process has no lease."""
+        return not len(self.leases)
+
+    @property
+    def has_unsettled(self) -> bool:
+        """Whether there is a job whose ack is not pending."""
+        return len(self.leases) > self.leases.counts[State.SETTLED]
 
     @property
     def detached_count(self) -> int:
         """The number of jobs that still run although their channel is closed."""
-        return self.jobs.counts[State.DETACHED]
+        return self.leases.counts[State.DETACHED]
 
-    def deadline(self, job: Job) -> float:
+    def deadline(self, lease: Lease) -> float:
         """Return until when a job may begin (``clock``); 0.0 if it may not begin now."""
-        return self.permit.deadline(job.owner)
+        return self.permit.deadline(lease.job.owner)
 
-    def is_former(self, job: Job) -> bool:
+    def is_former(self, lease: Lease) -> bool:
         """Return whether a job was claimed under a former name of this process."""
-        return self.permit.holder not in (None, job.owner)
+        return self.permit.holder not in (None, lease.job.owner)
 
     @property
     def is_reconcile_due(self) -> bool:
@@ -193,95 +221,96 @@ class InFlight(Outbox):
             self.parking.parked(0)
         return count
 
-    def may_start(self, job: Job) -> bool:
-        """Return whether a job waits to be started; False for ever once it does not."""
-        return self.jobs.get(job) in HELD
-
-    def start(self, job: Job, *, record: bool = True) -> float:
+    def start(self, lease: Lease, *, record: bool = True) -> float:
         """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
         Its ``record`` as running (there is none where it may be settled before it runs) is sent
         before, and waited for only if jobs are to be parked."""
         with self.lock:
-            deadline = self.permit.deadline(job.owner)
+            deadline = self.permit.deadline(lease.job.owner)
             # While a reply is lost, the record may say that a suspect runs here.
-            if not deadline or self.doubt or not self.may_start(job):
+            if not deadline or self.doubt or not lease.may_start:
                 return 0.0
-            if job not in self.jobs.recorded:
+            if lease.has_waiting_note:
                 if record:
-                    self.record(job)
+                    self.record(lease)
                 try:
                     if self.unsent:
                         self.post()
                 except (RedisError, OSError):  # its channel meets the same, and gives it back
-                    self._drop_start(job)
+                    self._drop_start(lease)
                     return 0.0
-            self.jobs.recorded.discard(job)
             # A signal handler may have requeued the job during the send: it would run twice.
-            return deadline if self.jobs.apply(job, Event.START) else 0.0
+            if not self.leases.apply(lease, Event.START):
+                return 0.0
+            lease.has_waiting_note = False
+            return deadline
 
-    def take_back(self, job: Job) -> None:
+    def take_back(self, lease: Lease) -> None:
         """Note that the pool did not begin with a job: it waits to be started again."""
         with self.lock:
-            if self.jobs.apply(job, Event.TAKE_BACK) is State.RETURNING:
-                self._returns[job] = "front", 0.0
+            self._note_return(lease, Event.TAKE_BACK)
 
-    def cut_short(self, job: Job) -> None:
+    def cut_short(self, lease: Lease) -> None:
         """End the run of a job because this process is stopping: its requeue counts as a stop. It
         is requeued when its channel closes, in the order of the claims."""
         with self.lock:
-            if self.jobs.runs(job):
-                self.jobs.has_run.add(job)
-                self.jobs.cut_short.add(job)
-            self.take_back(job)
+            if lease.runs:
+                lease.has_run = lease.is_cut_short = True
+            self.take_back(lease)
 
-    def put_on_probation(self, job: Job) -> None:
+    def put_on_probation(self, lease: Lease) -> None:
         """Requeue a job to wait for a solo run. If this process dies in between, the job is marked,
         and whatever returns it puts it there."""
         with self.lock:
-            self.lists.mark_suspect(job)
-            self.requeue([job])
-            self.suspects |= {job.queue_list}
+            self.lists.mark_suspect(lease.job)
+            self.requeue([lease])
+            self.suspects |= {lease.job.queue_list}
 
     def confirm_starts(self) -> None:
         """Have the records of starts arrive: not behind what removes them."""
         with self.lock, suppress(RedisError):  # what was refused has not come either
             self._exchange([])
 
-    def requeue_waiting(self, jobs: Iterable[Job]) -> list[Job]:
+    def requeue_waiting(self, leases: Iterable[Lease]) -> list[Lease]:
         """Requeue, in this order, those that wait to be started, which now cannot; return these. A
         run that was cut short may not have ended yet: its job is requeued at the close."""
         with self.lock:
-            waiting = (job for job in jobs if self.jobs.get(job) is State.RESERVED)
-            back = [job for job in waiting if job not in self.jobs.cut_short]
+            waiting = (lease for lease in leases if lease.state is State.RESERVED)
+            back = [lease for lease in waiting if not lease.is_cut_short]
             self.requeue(back)
             return back
 
     def requeue_all(self) -> None:
         """Requeue all jobs, the newest claims first: the pool has ended."""
         with self.lock:
-            self.jobs.cut_short.update(filter(self.jobs.runs, self.jobs))
-            self.requeue(reversed(list(self.jobs)))
+            for lease in self.leases:
+                if lease.runs:
+                    lease.is_cut_short = True
+            self.requeue(reversed(self.leases))
 
     def requeue_idle(self) -> int:
         """Requeue all jobs that do not run, the newest claims first; return how many do."""
         with self.lock:
-            self.close(reversed(list(self.jobs)))
-            return sum(map(self.jobs.runs, self.jobs))
+            self.close(reversed(self.leases))
+            return sum(lease.runs for lease in self.leases)
 
-    def lose(self, job: Job) -> None:
-        self.drop(job)
-        self.announce(job)
+    def lose(self, lease: Lease) -> None:
+        """Forget a job that the server no longer has for its owner, and announce that."""
+        self.drop(lease)
+        self.announce(lease.job)
 
     def lose_all(self, owner: str) -> None:
-        """An owner of ours is none any more: announce what runs, give back the rest, if it is still
-        there. Acks still go to its old private lists: one before the reaper saves a second run, a
-        later one removes nothing."""
+        """Announce the running jobs of an owner that the server has declared dead or forgotten, and
+        requeue those that wait, if they are still there. Acks are still sent: one before the reaper
+        saves a second run, a later one removes nothing."""
         with self.lock:
-            ours = [job for job in self.jobs if job.owner == owner]
-            for job in ours:
-                self._drop_start(job)
-            self.requeue(job for job in reversed(ours) if self.jobs.get(job) is State.RESERVED)
-            lost = [job for job in ours if self.jobs.runs(job)]
-            self._no_news.update(lost)
-        for job in lost:
-            self.announce(job)
+            leases = [lease for lease in self.leases if lease.job.owner == owner]
+            for lease in leases:
+                self._drop_start(lease)
+            waiting = [lease for lease in leases if lease.state is State.RESERVED]
+            self.requeue(reversed(waiting))
+            lost = [lease for lease in leases if lease.runs]
+            for lease in lost:
+                lease.is_taken_away = True
+        for lease in lost:
+            self.announce(lease.job)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 
-from ...model.job import Claimed, Counters, Job
+from ...model.job import Counters
+from ...store.batches import BATCH
 from ...store.private_lists import CLAIM_BYTES, Held
-from .jobs import BATCH
+from .lease import Lease
 from .outbox import Outbox
 
 #: Seconds from one look to the second: a network that stood still may bring a claim in between.
@@ -20,7 +21,7 @@ SETTLED = 120.0
 
 class LostClaims:
     def __init__(self, outbox: Outbox) -> None:
-        self.outbox, self.jobs, self.lists = outbox, outbox.jobs, outbox.lists
+        self.outbox, self.leases, self.lists = outbox, outbox.leases, outbox.lists
         #: When a doubt that was cleared is looked into once more (monotonic s).
         self._second_look = math.inf
 
@@ -60,12 +61,12 @@ class LostClaims:
         """Record that jobs run which the server has as waiting: where it came back from an older
         snapshot, the death of their owner would be no strike for them."""
         waiting = set(held.claims) - held.running
-        for job in self.jobs:
-            if job.owner == owner and job.claim_id in waiting and self.jobs.runs(job):
-                self.outbox.record(job)
+        for lease in self.leases:
+            if lease.job.owner == owner and lease.job.claim_id in waiting and lease.runs:
+                self.outbox.record(lease)
 
     def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
-        ours = {job.claim_id for job in self.jobs if job.owner == owner}
+        ours = {lease.job.claim_id for lease in self.leases if lease.job.owner == owner}
         unknown = [id for id in claims if id not in ours]
         since = monotonic() - SETTLED
         lately = {id for at, id in self.outbox.lately if at > since}
@@ -73,16 +74,21 @@ class LostClaims:
         while at < len(unknown):
             jobs, seen = self.lists.jobs(owner, unknown[at : at + BATCH], CLAIM_BYTES)
             at += seen
-            for job in jobs:
-                self.jobs.add(job)
-            jobs = self._settle_again(jobs, lately)
-            self.outbox.requeue(jobs)
-            back += len(jobs)
+            # Each may have a history: its ack deletes that, too.
+            leases = [Lease(job, Counters()) for job in jobs]
+            for lease in leases:
+                self.leases.add(lease)
+            leases = self._settle_again(leases, lately)
+            self.outbox.requeue(leases)
+            back += len(leases)
         return back
 
-    def _settle_again(self, jobs: Sequence[Job], lately: Collection[str]) -> list[Job]:
-        """Ack the jobs whose claims were settled ``lately``; return the others."""
-        for job in jobs:
-            if job.claim_id in lately:
-                self.outbox.ack(Claimed(job, Counters()))
-        return [job for job in jobs if job.claim_id not in lately]
+    def _settle_again(self, leases: Sequence[Lease], lately: Collection[str]) -> list[Lease]:
+        """Ack the jobs whose claims were settled ``lately``; return the other leases."""
+        others = []
+        for lease in leases:
+            if lease.job.claim_id in lately:
+                self.outbox.ack(lease)
+            else:
+                others.append(lease)
+        return others

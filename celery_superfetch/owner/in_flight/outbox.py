@@ -11,22 +11,24 @@ import logging
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from threading import RLock
 from time import monotonic
 from typing import Any, NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...model.job import Claimed, Job, parse
+from ...model.job import Job, parse
 from ...model.log_text import one_line_each
 from ...model.process import own_pid
 from ...signals import LostJob, ownership_lost
+from ...store.batches import batches
 from ...store.database import Database, Structure, chunks
 from ...store.history import History
 from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
 from ...store.wire.scripts import Call, Line
-from .jobs import Event, Jobs, State, batches
+from .lease import Event, Lease, Leases, State
 from .lost_jobs import LostJobs
 from .parking import Parking
 
@@ -50,19 +52,24 @@ NOT_YET = (
 class _Part(NamedTuple):
     """Acks and starts of one owner."""
 
-    acks: list[Claimed]
-    starting: dict[Job, None]
+    acks: list[Lease]
+    starting: dict[Lease, None]
 
     def split(self) -> Iterator[_Part]:
         """Yield what goes in one command each: a plain one for jobs without counters, the last of
         which takes all starts along, or a script for those with counters."""
-        plain = [claimed for claimed in self.acks if not claimed.counters]
-        counted = [claimed for claimed in self.acks if claimed.counters]
+        plain = [lease for lease in self.acks if lease.counters is None]
+        counted = [lease for lease in self.acks if lease.counters is not None]
         *first, last = [*chunks(plain, ACKS)] or [[]]
         for some in (*first, *chunks(counted, ACKS)):
             yield _Part([*some], {})
         if last or self.starting:
             yield _Part([*last], self.starting)
+
+
+def job_of(lease: Lease) -> Job:
+    """Return the job of a lease."""
+    return lease.job
 
 
 class Outbox(Structure):
@@ -74,91 +81,90 @@ class Outbox(Structure):
         self.lists = PrivateLists(database)
         self.history = History(database)
         self.lock = RLock()
-        self.jobs = Jobs()
+        self.leases = Leases()
         self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
-        #: Job that is RETURNING -> to which end of its queue, and from when on (monotonic s).
-        self._returns: dict[Job, tuple[str, float]] = {}
+        #: Leases that are RETURNING or PARKING, in the order in which they are sent.
+        self._ending: dict[Lease, None] = {}
         self._parks_from = 0.0  # when the server, which refused that, is asked to park again
         #: A reply was lost: the private list may hold jobs that nobody here knows.
         self.doubt = False
         self.parked, self.parking = Parked(database), Parking()
-        #: Job -> when it is due (server ms), of those that the next round trip parks.
-        self._to_park: dict[Job, int] = {}
         #: Claims that were settled lately, and when (monotonic s).
         self.lately: deque[tuple[float, str]] = deque(maxlen=10_000)
         self._line = Line(self.scripts)
         self._pid = own_pid()
         self._next: dict[str, _Part] = {}  # owner -> what waits to be sent
         self._sent: list[tuple[str, _Part]] = []  # without an answer yet
-        #: Jobs whose requeue had no answer: the server may have carried it out.
-        self._may_be_returned: set[Job] = set()
         self.lost_jobs = LostJobs(database)
-        #: Jobs whose absence is no news: their ack's reply was lost, or they were taken away.
-        self._no_news: set[Job] = set()
 
     @property
     def unsent(self) -> bool:
-        waits = any(map(any, self._next.values()))
-        return bool(waits or self._to_park or self.jobs.counts[State.RETURNING])
+        return bool(self._ending) or any(map(any, self._next.values()))
 
     @property
     def unread(self) -> bool:
         return bool(self._line.owed)
 
-    def ack(self, claimed: Claimed) -> None:
-        """Settle a job with whatever is sent next; one that is not held is not ours."""
+    def ack(self, lease: Lease) -> None:
+        """Ack a job; the next send carries the ack. One that has left is not acked."""
         with self.lock:
-            if self.jobs.apply(claimed.job, Event.ACK):
-                self._part(claimed.job.owner).acks.append(claimed)
+            if self.leases.apply(lease, Event.ACK):
+                self._ending.pop(lease, None)
+                self._part(lease.job.owner).acks.append(lease)
 
-    def record(self, job: Job) -> None:
+    def record(self, lease: Lease) -> None:
         """Queue a start record, which the server may have already; the next flush sends it."""
-        self._part(job.owner).starting[job] = None
+        self._part(lease.job.owner).starting[lease] = None
 
     def _part(self, owner: str) -> _Part:
         return self._next.setdefault(owner, _Part([], {}))
 
-    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+    def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Requeue jobs in the order given (newest first for the front); a run of one has ended.
         What cannot be sent now is sent as soon as the server can be asked."""
-        self._return(jobs, Event.REQUEUE, where)
+        self._return(leases, Event.REQUEUE, where)
 
-    def close(self, jobs: Iterable[Job], where: str = "front") -> None:
+    def close(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Close the channel of jobs: those that run continue, the others are requeued."""
-        self._return(jobs, Event.CLOSE, where)
+        self._return(leases, Event.CLOSE, where)
 
-    def _return(self, jobs: Iterable[Job], event: Event, where: str) -> None:
+    def _return(self, leases: Iterable[Lease], event: Event, where: str) -> None:
         with self.lock:
-            for job in jobs:
-                if self.jobs.apply(job, event) is State.RETURNING:
-                    self._returns[job] = where, 0.0
+            for lease in leases:
+                self._note_return(lease, event, where)
             try:
                 self._send_returns()
             except RedisError as exc:
-                logger.warning(NOT_YET, self.jobs.counts[State.RETURNING], exc)
+                logger.warning(NOT_YET, self.leases.counts[State.RETURNING], exc)
 
-    def drop(self, job: Job) -> None:
-        """Forget a job that has left by another way than an ack, a requeue or a park."""
+    def _note_return(self, lease: Lease, event: Event, where: str = "front") -> None:
+        """Apply an event; if the job is to be requeued after it, the next send does that."""
+        if self.leases.apply(lease, event) is State.RETURNING:
+            lease.returns_to = where
+            self._ending.pop(lease, None)  # behind those that were requeued before
+            self._ending[lease] = None
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a job that has left."""
         with self.lock:
-            self.jobs.apply(job, Event.LEAVE)
-            self._to_park.pop(job, None)
-            self._returns.pop(job, None)
-            self._may_be_returned.discard(job)
+            self.leases.apply(lease, Event.LEAVE)
+            self._ending.pop(lease, None)
 
-    def park(self, job: Job, due: float) -> bool:
+    def park(self, lease: Lease, due: float) -> bool:
         """Move a job that is due then (server ms) to the parked set with the next send, if that is
         worth it; return False if the job stays."""
         with self.lock:
             if not self.parking.is_worth(due) or monotonic() < self._parks_from:
                 return False
-            if self.jobs.apply(job, Event.PARK):
-                self._to_park[job] = int(due)
+            if self.leases.apply(lease, Event.PARK):
+                lease.due_ms = int(due)
+                self._ending[lease] = None
             return True
 
-    def _drop_start(self, job: Job) -> None:
-        """It does not run (any more): what has recorded it is not to come back."""
+    def _drop_start(self, lease: Lease) -> None:
+        """Do not send the start record of a job (again): it does not run."""
         for _, part in (*self._sent, *self._next.items()):
-            part.starting.pop(job, None)
+            part.starting.pop(lease, None)
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send all that waits, and then ``last``, whose reply it returns. Without ``wait`` other
@@ -173,12 +179,14 @@ class Outbox(Structure):
             parks = self._parks()
             return self._exchange(parks, last, wait=wait or bool(parks))
 
-    def _parks(self) -> list[tuple[list[Job], Call]]:
+    def _parks(self) -> list[tuple[list[Lease], Call]]:
         """Return the calls that park jobs. They are sent until one is answered: a second call finds
         no claim, and parks nothing."""
-        due = self._to_park
-        groups = batches(dict.fromkeys(due, ""))
-        return [(jobs, self.parked.park({job: due[job] for job in jobs})) for _, jobs in groups]
+        parking = [lease for lease in self._ending if lease.state is State.PARKING]
+        return [
+            (some, self.parked.park({lease.job: lease.due_ms for lease in some}))
+            for some in batches(parking, job_of)
+        ]
 
     def post(self) -> None:
         """Send what waits, whatever becomes of this process; the answer is read later."""
@@ -212,43 +220,50 @@ class Outbox(Structure):
 
     def _send_returns(self) -> None:
         """Give back what waits for that. What the server refuses must not stop claims and acks."""
-        if not self.jobs.counts[State.RETURNING]:
+        if not self.leases.counts[State.RETURNING]:
             return
         now = monotonic()
-        due = {job: where for job, (where, at) in self._returns.items() if at <= now}
-        groups = [*batches({j: w for j, w in due.items() if self.jobs[j] is State.RETURNING})]
+        returning = (lease for lease in self._ending if lease.state is State.RETURNING)
+        due = [lease for lease in returning if lease.returns_after <= now]
+        groups = [
+            some
+            for where in ("front", "back")
+            for some in batches([lease for lease in due if lease.returns_to == where], job_of)
+        ]
         if not groups:
             return
-        cut_short, expires = self.jobs.cut_short, self.expires
-        calls = [
-            self.lists.requeue(jobs, where, expires.get(jobs[0].queue_list, 0), cut_short)
-            for where, jobs in groups
-        ]
         # Noted before the send: a signal handler that interrupts it may send the same requeues.
-        first_sends = {job for _, jobs in groups for job in jobs} - self._may_be_returned
-        self._may_be_returned |= first_sends
-        replies = self.ask(calls, errors=True)
-        for (where, jobs), reply in zip(groups, replies, strict=True):
+        first_sends = {lease for lease in chain(*groups) if not lease.requeue_was_sent}
+        for lease in first_sends:
+            lease.requeue_was_sent = True
+        replies = self.ask([self._requeue_call(some) for some in groups], errors=True)
+        for some, reply in zip(groups, replies, strict=True):
             if not isinstance(reply, Exception):
-                self._returned(jobs, {*reply}, first_sends)
+                self._returned(some, {*reply}, first_sends)
                 continue
-            self._may_be_returned -= first_sends.intersection(jobs)
-            self._returns.update(dict.fromkeys(jobs, (where, now + REFUSED_INTERVAL)))
-            logger.error(NOT_YET, len(jobs), f"{jobs[0].queue_list}: {reply}")
+            for lease in some:
+                lease.requeue_was_sent = lease not in first_sends
+                lease.returns_after = now + REFUSED_INTERVAL
+            logger.error(NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
+
+    def _requeue_call(self, some: Sequence[Lease]) -> Call:
+        expires = self.expires.get(some[0].job.queue_list, 0)
+        stopped = {lease.job for lease in some if lease.is_cut_short}
+        jobs = [lease.job for lease in some]
+        return self.lists.requeue(jobs, some[0].returns_to, expires, stopped)
 
     def _returned(
-        self, jobs: Sequence[Job], missing: Collection[int], first_sends: Collection[Job]
+        self, some: Sequence[Lease], missing: Collection[int], first_sends: Collection[Lease]
     ) -> None:
         """Drop jobs whose requeue was answered; those that were ``missing`` are examined later."""
-        for number, job in enumerate(jobs, 1):
+        for number, lease in enumerate(some, 1):
             # A job that is in flight no more was requeued by a signal handler meanwhile.
-            if number in missing and job in self.jobs:
-                is_repetition = job not in first_sends
-                self.lost_jobs.add(job, job in self.jobs.has_run, is_repetition)
-            self.drop(job)
+            if number in missing and not lease.is_gone:
+                self.lost_jobs.add(lease.job, lease.has_run, lease not in first_sends)
+            self.drop(lease)
 
     def _exchange(
-        self, parks: list[tuple[list[Job], Call]], last: Call | None = None, *, wait: bool = True
+        self, parks: list[tuple[list[Lease], Call]], last: Call | None = None, *, wait: bool = True
     ) -> Any:
         """Send acks and starts between other calls; with ``wait``, the reply to ``last``."""
         if self._pid != own_pid():  # the connection, and what it owes, are the parent's
@@ -260,7 +275,7 @@ class Outbox(Structure):
         if not calls and not self._line.owed:
             return None
         sent, self._sent = self._sent + new, []
-        lost: list[Job] = []
+        lost: list[Lease] = []
         refused: list[tuple[str, _Part]] = []
         error: Exception | None = None
         try:
@@ -277,14 +292,14 @@ class Outbox(Structure):
                 self._line.drop()
             self._unanswered([*sent, *self._sent])
             raise
-        for (jobs, call), reply in zip(parks, theirs, strict=False):
-            self._note_parked(jobs, call, reply)
+        for (some, call), reply in zip(parks, theirs, strict=False):
+            self._note_parked(some, call, reply)
         if self._sent:  # by a signal's handler, while this waited: its connection was given up
             self._unanswered(self._sent)
         self._sent = sent[len(read) :]
         self._send_again(refused)
-        for job in lost:
-            self.announce(job)
+        for lease in lost:
+            self.announce(lease.job)
         if error is not None:
             self.doubt = self.doubt or last is not None  # nobody reads what a claim brought
             raise error
@@ -292,17 +307,15 @@ class Outbox(Structure):
             raise theirs[-1]
         return theirs[-1] if last is not None else None
 
-    def _note_parked(self, jobs: Sequence[Job], call: Call, reply: Any) -> None:
+    def _note_parked(self, some: Sequence[Lease], call: Call, reply: Any) -> None:
         """Drop jobs that were parked; requeue those that the server refused to park."""
         if not isinstance(reply, Exception):
             self.parking.parked(min(call.args[2::3]))
-            for job in jobs:
-                self.drop(job)
+            for lease in some:
+                self.drop(lease)
             return
         self._parks_from = monotonic() + REFUSED_INTERVAL
-        for job in jobs:
-            self._to_park.pop(job, None)
-        self._return(reversed(jobs), Event.REFUSE, "front")
+        self._return(reversed(some), Event.REFUSE, "front")
         logger.error(
             "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
             "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",
@@ -314,27 +327,28 @@ class Outbox(Structure):
 
     def _settle(self, owner: str, part: _Part) -> Call:
         """Return the call that sends one part of a split."""
-        jobs = [job for job, _ in part.acks]
-        if part.acks and part.acks[0].counters:
+        jobs = [lease.job for lease in part.acks]
+        if part.acks and part.acks[0].counters is not None:
             return self.lists.settle_counted(owner, jobs)
-        return self.lists.settle(owner, jobs, part.starting)
+        return self.lists.settle(owner, jobs, [lease.job for lease in part.starting])
 
-    def _settled(self, acks: list[Claimed], found: int) -> list[Job]:
+    def _settled(self, acks: list[Lease], found: int) -> list[Lease]:
         """Note that acks were carried out. If the server ``found`` nothing of what they removed,
-        ownership was lost; return the jobs for which that is news."""
+        ownership was lost; return the leases for which that is news."""
         now, lost = monotonic(), []
-        for job, _ in acks:
-            self.lately.append((now, job.claim_id))
-            if not found and job not in self._no_news:
-                lost.append(job)
-            self._no_news.discard(job)
-            self.drop(job)
+        for lease in acks:
+            self.lately.append((now, lease.job.claim_id))
+            if not (found or lease.ack_was_sent or lease.is_taken_away):
+                lost.append(lease)
+            self.drop(lease)
         return lost
 
     def _unanswered(self, parts: list[tuple[str, _Part]]) -> None:
         """Send acks and starts again whose reply was lost: the server may have carried them out."""
         self._sent = []
-        self._no_news.update(job for _, part in parts for job, _ in part.acks)
+        for _, part in parts:
+            for lease in part.acks:
+                lease.ack_was_sent = True
         self._send_again(parts)
 
     def _send_again(self, parts: list[tuple[str, _Part]]) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 
-from ...model.job import Claimed, Job
+from ...owner.in_flight.lease import Lease
 
 
 class Backlog:
@@ -20,22 +20,22 @@ class Backlog:
     prefetch."""
 
     def __init__(self) -> None:
-        self.ready: deque[Claimed] = deque()
+        self.ready: deque[Lease] = deque()
         #: (owner, queue list) of each job that landed; the next claim names them.
         self.landed: deque[tuple[str, str]] = deque()
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.landed)
 
-    def take(self, lists: Collection[str] | None = None) -> list[Job]:
+    def take(self, lists: Collection[str] | None = None) -> list[Lease]:
         """Remove and return the jobs that are ready, or those from some queue lists, the newest
         first. Any thread may call this."""
-        taken: list[Job] = []
-        for claimed in reversed(list(self.ready)):
-            if lists is None or claimed.job.queue_list in lists:
+        taken: list[Lease] = []
+        for lease in reversed(list(self.ready)):
+            if lists is None or lease.job.queue_list in lists:
                 with suppress(ValueError):  # another thread was faster
-                    self.ready.remove(claimed)
-                    taken.append(claimed.job)
+                    self.ready.remove(lease)
+                    taken.append(lease)
         return taken
 
     def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:

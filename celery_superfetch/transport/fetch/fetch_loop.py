@@ -27,8 +27,8 @@ from typing import Any
 from kombu.log import get_logger
 from redis.exceptions import RedisError, ResponseError
 
-from ...model.job import Claimed, Job
 from ...model.log_text import one_line_each
+from ...owner.in_flight.lease import Lease
 from ...owner.owner import Owner
 from ...store.wire.connections import NotServed
 from ...store.wire.slots import PAUSE
@@ -73,7 +73,7 @@ class FetchLoop:
         *,
         lists: Callable[[], QueueLists],
         credit: Callable[[], Credit],
-        deliver: Callable[[Claimed], bool],
+        deliver: Callable[[Lease], bool],
         requeue_waiting: Callable[[], int],
     ) -> None:
         """
@@ -205,9 +205,9 @@ class FetchLoop:
 
     def _send_during_solo_run(self) -> None:
         self.reads.queues_are_empty = False  # the first claim after the solo run looks at them
-        job_before = self.owner.leases.solo_job
+        job_before = self.owner.leases.solo
         self.owner.leases.flush()
-        if job_before is not None and self.owner.leases.solo_job is None:  # its ack was sent
+        if job_before is not None and self.owner.leases.solo is None:  # its ack was sent
             self.poller.ring()
 
     def _claim(self, room: int) -> None:
@@ -222,7 +222,7 @@ class FetchLoop:
         fairness_width = 0 if only_landed else lists.fairness_width
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
-            claims = self.owner.claim(order, most, fairness_width, landed, starts)
+            claims, leases = self.owner.claim(order, most, fairness_width, landed, starts)
         except RedisError:
             self.owner.leases.doubt = True
             raise
@@ -233,17 +233,17 @@ class FetchLoop:
             self.owner.unland(former_name, names)
         if not claims.registered:
             return  # nothing was claimed: something removes the owner's record again and again
-        backlog.ready.extend(claims.jobs)
+        backlog.ready.extend(leases)
         for queue_list, text in claims.errors:
             self.reads.refused(queue_list, text)
         if only_landed:
             return  # this claim says nothing about the queues
-        for claimed in claims.jobs:
-            lists.served(claimed.job.queue_list)
+        for lease in leases:
+            lists.served(lease.job.queue_list)
         self._next_look = monotonic() + POLL_INTERVAL
         self.reads.queues_are_empty = claims.fell_short(most)
 
-    def claim_one(self, lists: Mapping[str, int]) -> Claimed | None:
+    def claim_one(self, lists: Mapping[str, int]) -> Lease | None:
         """Return one job of these lists now (``basic_get``), or None; one that was claimed ahead
         comes first."""
         self.upkeep.register({**self._lists().expires, **lists})
@@ -253,23 +253,23 @@ class FetchLoop:
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(name in lists for _, name in self.backlog.landed):
             self._claim(0)
-        for claimed in [c for c in self.backlog.ready if c.job.queue_list in lists]:
-            self.backlog.ready.remove(claimed)
-            if not self._requeue_if_former(claimed.job):
-                return claimed
+        for lease in [lease for lease in self.backlog.ready if lease.job.queue_list in lists]:
+            self.backlog.ready.remove(lease)
+            if not self._requeue_if_former(lease):
+                return lease
         if excluded:
             return None
-        claims = self.owner.claim([*lists], 1, 1)
+        claims, leases = self.owner.claim([*lists], 1, 1)
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
-        return claims.jobs[0] if claims.jobs else None
+        return leases[0] if leases else None
 
-    def _requeue_if_former(self, job: Job) -> bool:
+    def _requeue_if_former(self, lease: Lease) -> bool:
         """Requeue a job that was claimed under an earlier name of this owner, under which it cannot
         be acked; return whether it was."""
-        if job.owner == self.owner.name:
+        if lease.job.owner == self.owner.name:
             return False
-        self.owner.leases.requeue([job])
+        self.owner.leases.requeue([lease])
         return True
 
     @property
@@ -287,17 +287,17 @@ class FetchLoop:
                 left_waiting = 0 if self.runner.inline else credit.room
                 self.reads.call_off(armed[left_waiting:])
         try:
-            claimed = self.backlog.ready.popleft()
+            lease = self.backlog.ready.popleft()
         except IndexError:  # another thread requeued it a moment ago: the process is stopping
             return False
-        if self._requeue_if_former(claimed.job):
+        if self._requeue_if_former(lease):
             return False
         self._delivering_thread = get_ident()
         try:
-            delivered = self._deliver(claimed)
+            delivered = self._deliver(lease)
         finally:
             self._delivering_thread = 0
-        self.owner.leases.delivered(claimed.job)
+        self.owner.leases.delivered(lease)
         # If the job did not begin, its start record did not take the pending acks along.
         if self.runner.inline and self.owner.leases.unsent:
             self.owner.leases.post()
@@ -318,9 +318,9 @@ class FetchLoop:
         if may_be_one_of_many:
             self.reads.queues_are_empty = False
 
-    def requeue(self, jobs: Iterable[Job], where: str = "front") -> None:
+    def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Requeue jobs with the next tick, and let that come soon. Any thread may."""
-        self.owner.leases.requeue(jobs, where)
+        self.owner.leases.requeue(leases, where)
         self.poller.wake()
 
     def requeue_undelivered(self) -> None:

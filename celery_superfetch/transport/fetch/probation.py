@@ -79,13 +79,13 @@ class Probation:
     @property
     def excludes_others(self) -> bool:
         """Whether no other job may be claimed now: in a solo run, and in a quiesce."""
-        return self.owner.leases.solo_job is not None or self._quiesces
+        return self.owner.leases.solo is not None or self._quiesces
 
     def act(self, lists: Sequence[str], queues_are_empty: bool) -> None:
         """End a solo window that is over; begin, continue or end a quiesce; claim a suspect of
         these lists if it may run now."""
         self._end_solo_window()
-        if self.owner.leases.solo_job is not None:
+        if self.owner.leases.solo is not None:
             if self._quiesces and self._is_time:
                 self._delay_next_try()
                 # The quiesce lasts until the solo run ends: from that the server computes for how
@@ -132,27 +132,27 @@ class Probation:
     def _claim_first(self, waiting: Sequence[str]) -> None:
         """Claim one suspect, of the first queue list that still has one, for a solo run."""
         for name in waiting:
-            claimed = self.owner.leases.claim_alone(self.owner.name, name, _solo_window)
-            if claimed is not None:
+            lease = self.owner.leases.claim_alone(self.owner.name, name, _solo_window)
+            if lease is not None:
                 self._others_first = True
-                self.backlog.ready.append(claimed)
+                self.backlog.ready.append(lease)
                 logger.warning(
                     "Job %s is on probation: it runs alone in this process now, since it may be "
                     "the one that killed others. Other jobs wait until it has ended, but no longer "
                     "than %g s.",
-                    claimed.job.title,
-                    _solo_window(claimed.probation),
+                    lease.job.title,
+                    _solo_window(lease.claimed.probation),
                 )
                 return
 
     def _claim_alongside(self, queue_list: str) -> None:
-        claimed = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solo_window)
-        if claimed is not None:
-            self.backlog.ready.append(claimed)
+        lease = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solo_window)
+        if lease is not None:
+            self.backlog.ready.append(lease)
             logger.warning(
                 "Job %s is on probation, and this worker could not make room for it in time: its "
                 "other jobs did not end, or wait for this one. It runs alongside them now.",
-                claimed.job.title,
+                lease.job.title,
             )
 
     @property

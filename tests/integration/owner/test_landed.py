@@ -122,7 +122,7 @@ def test_what_landed_for_a_forgotten_owner_goes_back(member, bench):
     old, raws = member.name, [ONE, TWO]
     bench.land(old, "mail", *raws)
     bench.client.delete(bench.keys.owners, bench.keys.facts(old))
-    assert not member.claim(["mail"], 2, 1, ["mail"]).jobs, "it is another's by then"
+    assert not member.claim(["mail"], 2, 1, ["mail"]).leases, "it is another's by then"
     assert member.name != old
     member.unland(old, ["mail"])
     assert (bench.queue(), bench.landed(old)) == (raws, []), "in the old order"

@@ -61,7 +61,7 @@ def test_lists_that_nobody_claims_from_any_more_are_forgotten(member, bench):
         member.join(1, {"mail": 0, f"reply-{number}": 1000})
         if number == 7:
             bench.push("reply-7", payload(7))
-            [claimed] = member.claim(["reply-7"], 1, 1).jobs
+            [claimed] = member.claim(["reply-7"], 1, 1).leases
     known = bench.facts(member).lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
@@ -95,9 +95,9 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
 def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(member, bench):
     owner = member.name
     bench.push("mail", payload(1), payload(2))
-    [held] = member.claim(["mail"], 1, 1).jobs
+    [held] = member.claim(["mail"], 1, 1).leases
     bench.client.delete(bench.keys.owners)
-    [other] = member.claim(["mail"], 1, 1).jobs
+    [other] = member.claim(["mail"], 1, 1).leases
     assert member.name == owner, "the same owner: its lists are its own"
     assert set(bench.registry.owners()) == {owner}
     assert not bench.reaper().register_unknown()
@@ -113,7 +113,7 @@ def test_an_emptied_database_makes_it_a_new_owner(member, bench):
     old = member.name
     bench.client.flushdb()
     bench.push("mail", payload(1))
-    [claimed] = member.claim(["mail"], 1, 1).jobs
+    [claimed] = member.claim(["mail"], 1, 1).leases
     assert claimed.job.owner == member.name != old
     assert set(bench.registry.owners()) == {member.name}
     assert set(bench.facts(member).lists) == {"mail"}
@@ -122,11 +122,11 @@ def test_an_emptied_database_makes_it_a_new_owner(member, bench):
 def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
     old = member.name
     bench.push("mail", payload(1))
-    [thawed] = member.claim(["mail"], 1, 1).jobs
+    [thawed] = member.claim(["mail"], 1, 1).leases
     assert bench.mark(member, "silent")
     bench.reaper().reap()
     assert bench.queue() == [payload(1)]
-    [again] = member.claim(["mail"], 1, 1).jobs
+    [again] = member.claim(["mail"], 1, 1).leases
     assert again.job.owner == member.name != old
     member.catch_up()  # a loop's next turn, or a worker's maintenance
     assert old in caplog.text
@@ -141,7 +141,7 @@ def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
 
 def test_leaving_takes_every_key_along(member, bench):
     bench.push("mail", payload(1))
-    [claimed] = member.claim(["mail"], 1, 1).jobs
+    [claimed] = member.claim(["mail"], 1, 1).leases
     Driver.of(member).finish(claimed)
     Driver.of(member).flush()
     member.leave(1)
@@ -161,7 +161,7 @@ def test_a_process_leaves_with_its_last_channel(member, bench):
 
 def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(member, bench):
     bench.push("mail", payload(1))
-    [running] = member.claim(["mail"], 1, 1).jobs
+    [running] = member.claim(["mail"], 1, 1).leases
     member.leave(1)
     assert member.name
     assert bench.private(member.name) == [payload(1)]
@@ -185,7 +185,7 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member, bench):
 def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(member, bench):
     """Else nobody would be to blame."""
     bench.push("mail", payload(1), payload(2))
-    running, idle = member.claim(["mail"], 2, 1).jobs
+    running, idle = member.claim(["mail"], 2, 1).leases
     assert Driver.of(member).start(running.job)
     member.stopping = member.failing = True
     member.heartbeat()
@@ -203,7 +203,7 @@ def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_orde
     member = make(heartbeat_interval=30)  # its heart does not learn of it first
     member.join(1, {"mail": 0})
     bench.push("mail", payload(1), payload(2), payload(3))
-    acked, held, given_back = member.claim(["mail"], 3, 1).jobs
+    acked, held, given_back = member.claim(["mail"], 3, 1).leases
     assert Driver.of(member).start(held.job)
     Driver.of(member).requeue([given_back.job])
     Driver.of(member).finish(acked)
@@ -237,7 +237,7 @@ def test_a_forked_child_is_not_its_parents_owner(member, bench, url):
     mine = owner_for(parse_url(url), bench.config)
     assert mine in owners_of_process()
     bench.push("mail", payload(1))
-    [held] = member.claim(["mail"], 1, 1).jobs
+    [held] = member.claim(["mail"], 1, 1).leases
     pid = os.fork()
     if not pid:
         found = len(owners_of_process())

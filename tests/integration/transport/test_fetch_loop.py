@@ -81,7 +81,7 @@ def test_without_queues_what_is_pending_is_sent(inbox, bench):
     fetch = inbox.channel.fetch
     inbox.consumer.cancel()
     driver = Driver.of(fetch.owner)
-    driver.finish(message.delivery.claimed)
+    driver.finish(message.delivery.lease.claimed)
     assert fetch.next_action() is Action.SEND
     assert driver.has_unsent
     fetch.tick()

@@ -13,14 +13,14 @@ from support.house import HERE
 
 INTERNALS = "celery_superfetch.owner.in_flight"
 #: Parts of an owner, by names that nothing else has attributes of.
-PARTS = {"in_flight", "leases", "lost_claims", "lost_runs", "lost_jobs", "outbox"}
+PARTS = {"in_flight", "leases", "lost_claims", "lost_jobs", "outbox", "settlement"}
 
 #: Files that may know the internals: the port, and the tests of one class without a server.
 MAY_KNOW = {
     "tests/support/driver.py",
     "tests/support/fault_mutants.py",
     "tests/support/interventions.py",
-    "tests/unit/owner/test_jobs.py",
+    "tests/unit/owner/test_lease.py",
     "tests/unit/owner/test_parking.py",
 }
 FILES = {
@@ -55,11 +55,11 @@ def test_no_file_is_excepted_for_nothing(name: str) -> None:
 def test_the_control_an_import_and_a_reach_are_seen() -> None:
     source = (
         "from celery_superfetch.owner import in_flight\n"
-        "from celery_superfetch.owner.in_flight.jobs import State\n"
+        "from celery_superfetch.owner.in_flight.lease import State\n"
         "owner.in_flight.jobs; report.in_flight"
     )
     assert sorted(internals(source)) == [
         "celery_superfetch.owner.in_flight",
-        "celery_superfetch.owner.in_flight.jobs.State",
+        "celery_superfetch.owner.in_flight.lease.State",
         "owner.in_flight.jobs",
     ]

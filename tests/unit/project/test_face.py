@@ -14,7 +14,6 @@ MODULES = modules(HERE / PACKAGE)
 PARTS = {
     "heartbeat_session",
     "in_flight",
-    "lost_runs",
     "lost_claims",
     "outbox",
     "permit",

@@ -208,7 +208,7 @@ def test_a_second_job_of_the_same_bytes_is_not_acked_unseen(server, make, hasty)
     held, again = Driver.of(membership), payload("again")
     for _ in range(2):
         hasty.push("mail", again)
-        [claimed] = membership.claim(["mail"], 1, 1).jobs
+        [claimed] = membership.claim(["mail"], 1, 1).leases
         held.finish(claimed)
         held.flush()
         hasty.push("mail", again)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ...model.dead_job import DeadJob
-from ...model.job import Carried, Job, digest, parse
+from ...model.job import Carried, digest, parse
 from ...model.log_text import one_line_each
 from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ...model.words import command
@@ -22,13 +22,14 @@ from ...reaper.recovery import decision_of, recoveries_of, report_outcome, warn_
 from ...signals import job_killed
 from ...store.counters import Outcome, StrikeCounters
 from .in_flight import InFlight
+from .lease import Lease
 
 logger = one_line_each(logging.getLogger(__name__))
 
 DECISIONS = 5  # tries to decide on a job whose counters another owner changes meanwhile
 
 
-class LostRuns:
+class Settlement:
     """The settlement of lost jobs of one process.
 
     Each method recovers or dead-letters a job of this process, and returns the dead job if it is
@@ -43,7 +44,7 @@ class LostRuns:
 
     def recover_or_kill(
         self,
-        job: Job,
+        lease: Lease,
         reason: str,
         sender: Any,
         limits: Limits,
@@ -57,17 +58,17 @@ class LostRuns:
             stopping: this worker is stopping, and may have ended the run: it counts as a stop.
             excused: the worker is at fault: the job gets no strike.
         """
-        running = Running((job.claim_id,), excused=excused, stopping=stopping, own=True)
-        done = self._settle(job, reason, running, limits, partial(decision_of, sender=sender))
+        running = Running((lease.job.claim_id,), excused=excused, stopping=stopping, own=True)
+        done = self._settle(lease, reason, running, limits, partial(decision_of, sender=sender))
         return report_outcome(done, sender) if done else None
 
-    def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
+    def kill_if_over_limit(self, lease: Lease, sender: Any, limits: Limits) -> DeadJob | None:
         """Dead-letter a claimed job that has used up its strikes, stops or deaths alongside others,
         unless a receiver spares it. Such a job is claimed if the worker that recovered it was
         another app's, which does not know its limits; or a stopping worker requeued it, which
         decides nothing."""
         for _ in range(DECISIONS):
-            recovery = self._recovery(job, "", Running(), limits)
+            recovery = self._recovery(lease, "", Running(), limits)
             counted = recovery.recoveries > 1 or recovery.stops
             if not counted or not recovery.history:
                 return None
@@ -77,12 +78,12 @@ class LostRuns:
                 or decision_of(latest, sender) is not Decision.KILL
             ):
                 return None
-            if done := self._carry_out(latest, Decision.KILL):
+            if done := self._carry_out(lease, latest, Decision.KILL):
                 return report_outcome(done, sender)
         return None
 
     def sent_anew(
-        self, job: Job, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
+        self, lease: Lease, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
     ) -> Carried | DeadJob | None:
         """Decide on a job whose pool process was lost, and which Celery is about to publish again
         as a new message (``task_retry_on_worker_lost``).
@@ -95,13 +96,14 @@ class LostRuns:
             what the new message has to carry; or the dead job, if this was its last strike; None if
             no message must be sent: ownership was lost, or a settled job has used up its strikes.
         """
+        job = lease.job
         self.in_flight.confirm_starts()
         for _ in range(DECISIONS):
             if not settled:
-                if job not in self.in_flight.jobs:
+                if lease.is_gone:
                     return None
                 if not self.in_flight.lists.has(job):
-                    self.in_flight.lose(job)
+                    self.in_flight.lose(lease)
                     return None
             now = self.database.server_time() // 1000
             envelope = parse(job.payload)
@@ -121,7 +123,7 @@ class LostRuns:
                 break
             if settled:
                 return None
-            if done := self._carry_out(recovery, Decision.KILL):
+            if done := self._carry_out(lease, recovery, Decision.KILL):
                 return report_outcome(done, sender)
         history = recovery.history
         if blame is not Blame.NONE:
@@ -130,13 +132,13 @@ class LostRuns:
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
 
-    def bury(self, job: Job, reason: str, *, junk: bool = False) -> DeadJob | None:
+    def bury(self, lease: Lease, reason: str, *, junk: bool = False) -> DeadJob | None:
         """Dead-letter a job that never ran, without a notice: the code that calls this informs its
         caller. ``junk``: its payload is no message. Returns None if ownership was lost."""
         changes = {"parsed": False} if junk else {"never_ran": True}
         limits = Limits.of(self.config)
         done = self._settle(
-            job, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
+            lease, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
         )
         if done is None:
             return None
@@ -144,25 +146,25 @@ class LostRuns:
         job_killed.send(sender=None, job=dead)
         return dead
 
-    def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+    def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
         """Dead-letter a job that never ran, since Celery cannot run it."""
         self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
-            recovery = self._recovery(job, reason, Running(), limits)
-            if done := self._carry_out(replace(recovery, never_ran=True), Decision.KILL):
+            recovery = self._recovery(lease, reason, Running(), limits)
+            if done := self._carry_out(lease, replace(recovery, never_ran=True), Decision.KILL):
                 return report_outcome(done, sender)
         return None
 
-    def quarantine(self, job: Job) -> DeadJob | None:
+    def quarantine(self, lease: Lease) -> DeadJob | None:
         """Dead-letter a payload that is no message: decoding it would end the worker."""
-        if dead := self.bury(job, "unparseable payload", junk=True):
+        if dead := self.bury(lease, "unparseable payload", junk=True):
             logger.error(
                 "An item on queue %s was put into quarantine: unparseable payload (%d bytes, "
                 "starts with %r). Look at it with `%s dead show %s`, then mend whoever wrote it.",
-                job.queue_list,
-                len(job.payload),
-                job.payload[:40],
+                lease.job.queue_list,
+                len(lease.job.payload),
+                lease.job.payload[:40],
                 command(),
                 dead.id,
             )
@@ -170,7 +172,7 @@ class LostRuns:
 
     def _settle(
         self,
-        job: Job,
+        lease: Lease,
         reason: str,
         running: Running,
         limits: Limits,
@@ -184,38 +186,38 @@ class LostRuns:
         history instead of counting it twice. Return None if no decision held: the job is
         requeued."""
         self.in_flight.confirm_starts()
-        counted = {"owner": job.owner, "claim": job.claim_id}.items()
+        counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
         for _ in range(DECISIONS):
-            recovery = replace(self._recovery(job, reason, running, limits), **changes)
+            recovery = replace(self._recovery(lease, reason, running, limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
                 # The reply was lost: the job was recovered, and this worker may have claimed it
                 # again.
-                self.in_flight.drop(job)
-                return Outcome(self._recovery(job, reason, Running(), limits).latest(), b"ok")
-            if done := self._carry_out(recovery, how(recovery), notice=notice):
+                self.in_flight.drop(lease)
+                return Outcome(self._recovery(lease, reason, Running(), limits).latest(), b"ok")
+            if done := self._carry_out(lease, recovery, how(recovery), notice=notice):
                 return done
         # Ownership was lost, or other owners change its counters without end.
-        self.in_flight.requeue([job])
+        self.in_flight.requeue([lease])
         return None
 
     def _details(self, reason: str) -> dict[str, str]:
         node = self.in_flight.runner.node
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
-    def _recovery(self, job: Job, reason: str, running: Running, limits: Limits) -> Recovery:
+    def _recovery(self, lease: Lease, reason: str, running: Running, limits: Limits) -> Recovery:
         [recovery] = recoveries_of(
-            [job], self.strike_counters, running, limits, **self._details(reason)
+            [lease.job], self.strike_counters, running, limits, **self._details(reason)
         )
         return recovery
 
     def _carry_out(
-        self, recovery: Recovery, decision: Decision, *, notice: bool = True
+        self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: bool = True
     ) -> Outcome | None:
         """Carry a decision out; None if it no longer holds, or ownership was lost."""
-        job, in_flight = recovery.job, self.in_flight
-        if job not in in_flight.jobs:
+        in_flight, queue_list = self.in_flight, lease.job.queue_list
+        if lease.is_gone:
             return None
-        expires = in_flight.expires.get(job.queue_list, 0)
+        expires = in_flight.expires.get(queue_list, 0)
         make = in_flight.runner.notice if notice else None
         [outcome] = self.strike_counters.carry_out(
             [(recovery, decision)], expires, marked=False, notice=make
@@ -223,10 +225,10 @@ class LostRuns:
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":
-            in_flight.lose(job)
+            in_flight.lose(lease)
         if outcome.answer != b"ok":
             return None
-        in_flight.drop(job)
+        in_flight.drop(lease)
         if recovery.probation and decision is Decision.RECOVER:
-            in_flight.suspects |= {job.queue_list}
+            in_flight.suspects |= {queue_list}
         return outcome
