@@ -2,7 +2,8 @@
 each function replaces one method of a pool that loses a job, runs one twice, or ends the worker.
 
 The gate applies all of them once, when the pool has started (``mend``). They keep the worker alive;
-if it dies all the same, the reaper recovers its jobs.
+if it dies all the same, the reaper recovers its jobs. ``docs/contribute/reports.md`` has reports
+for Celery that would end the repairs, all but that of the forks, which only this package needs.
 """
 
 from __future__ import annotations
