@@ -18,6 +18,10 @@ from evidence.small.state import IDLE, State
 from evidence.small.world import World
 from support.workers.bench import Bench
 
+# Each search ends by its number of states, after 7 s of computing at most. On a busy machine that
+# can take more than the 120 s of every other test.
+pytestmark = pytest.mark.timeout(600)
+
 #: Whose traces are short.
 EASY = [
     "mark: although it was heard meanwhile",
