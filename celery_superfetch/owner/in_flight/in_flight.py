@@ -295,9 +295,11 @@ class InFlight(Outbox):
             return sum(lease.runs for lease in self.leases)
 
     def lose(self, lease: Lease) -> None:
-        """Forget a job that the server no longer has for its owner, and announce that."""
+        """Forget a job that the server no longer has for its owner, and announce that, unless it
+        was announced when the owner was declared dead."""
         self.drop(lease)
-        self.announce(lease.job)
+        if not lease.is_taken_away:
+            self.announce(lease.job)
 
     def lose_all(self, owner: str) -> None:
         """Announce the running jobs of an owner that the server has declared dead or forgotten, and

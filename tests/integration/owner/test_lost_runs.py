@@ -86,6 +86,17 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(bench, owner,
     assert bench.counters(payload(1)) == Counters()
 
 
+def test_a_lost_child_of_a_job_that_was_announced_as_lost_is_no_news(bench, owner, lose, lost):
+    [claimed] = bench.take(owner, payload(1))
+    bench.hand_over(claimed)
+    bench.mark(owner)
+    bench.client.delete(bench.keys.private(owner.owner))
+    bench.driver.learn(owner.owner)
+    assert lose(claimed.job) is None
+    assert lost == [lost_job(claimed.job)]
+    assert claimed.job not in bench.driver
+
+
 def test_a_decision_is_taken_anew_when_somebody_else_counted(bench, owner, lose):
     """Another process changes the counters between question and answer."""
     sender, asked = nobodys_app(), []
