@@ -18,6 +18,8 @@ from support.servers.faulty import Fault, Faults
 
 WALKS_PER_RUN = 100
 
+pytestmark = pytest.mark.timeout(900)  # a scene takes seconds, and minutes on a busy machine
+
 
 @pytest.fixture
 def faults(client: redis.Redis) -> Iterator[Faults]:

@@ -58,7 +58,7 @@ class Keyspace:
             for owner in owners:
                 pipe.hgetall(keys.private(owner))
             for raw in world.jobs:
-                pipe.hget(keys.recoveries(digest(raw)), "stops")
+                pipe.hmget(keys.recoveries(digest(raw)), "stops", "strikes")
             pipe.smembers(keys.on_probation)
             pipe.hvals(keys.dead_jobs)
             pipe.hget(keys.stats, "lost")
@@ -83,7 +83,8 @@ class Keyspace:
         self.private: dict[str, Fields] = {owner: next(replies) for owner in owners}
         for owner, fields in self.private.items():
             self.places[f"private list of {owner}"] = [*claims_in(fields).values()]
-        self.stops = {raw: int(next(replies) or 0) for raw in world.jobs}
+        #: Job -> how many stops and how many strikes its history has.
+        self.counts = {raw: [int(text or 0) for text in next(replies)] for raw in world.jobs}
         self.on_probation = {raw.decode() for raw in next(replies)}
         records = next(replies)
         self.places["dead set"] = [json.loads(record)["payload"].encode() for record in records]
@@ -152,6 +153,8 @@ def _wrong_keys(world: World, keyspace: Keyspace) -> Iterator[str]:
             yield f"the index of jobs on probation lacks {queue_list}"
     for queue_list in keyspace.not_in_parked_index:
         yield f"the index of parked jobs lacks {queue_list}"
-    for raw, stops in keyspace.stops.items():
+    for raw, (stops, strikes) in keyspace.counts.items():
         if stops > world.stops[raw]:
             yield f"{stops} stops were counted, {world.stops[raw]} were made: {name(raw)}"
+        if strikes > world.strikes[raw]:
+            yield f"{strikes} strikes, and {world.strikes[raw]} lost processes: {name(raw)}"

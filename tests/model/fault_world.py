@@ -17,6 +17,7 @@ import redis
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest, parse
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.model.strikes import Limits
 from celery_superfetch.signals import LostJob, ownership_lost
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.private_lists import WAITS
@@ -80,6 +81,10 @@ class World:
         self.taken: set[tuple[str, bytes]] = set()
         self.announced: Counter[tuple[str, bytes]] = Counter()
         self.stops: Counter[bytes] = Counter()
+        #: How often a job has lost a process at most.
+        self.strikes: Counter[bytes] = Counter()
+        #: Jobs whose pool process was lost, and which are not recovered yet.
+        self.without_child: set[Job] = set()
         self.states_seen: Counter[str] = Counter()
         self.jobs = self._publish()
         self.register()
@@ -142,6 +147,7 @@ class World:
         self.client.hset(self.keys.facts(self.owner), "start_time", "0")
         assert self.bench.reaper().reap().recovered == len(held)
         self.taken.update((self.owner, raw) for raw in held)
+        self.strikes.update(held)
         self.reaped.add(self.owner)
         self.unheard.append(self.owner)
 
@@ -325,6 +331,18 @@ class World:
             self.driver.stop_run(job)
             self.driver.requeue([job])
 
+    def lose_child(self) -> None:
+        """Lose the pool process that ran a job: the job is recovered, with a strike."""
+        if (job := self._pick(self.driver.is_running)) is not None:
+            self.strikes[job.payload] += 1
+            self.without_child.add(job)
+            self._recover(job)
+
+    def _recover(self, job: Job) -> None:
+        limits = Limits.of(self.bench.config)
+        self.driver.recover_or_kill(job, "pool process lost", None, limits)
+        self.without_child.discard(job)
+
     def take_back(self) -> None:
         """Let a pool refuse a job that it got too late."""
         if (job := self._pick(self.driver.is_running)) is None:
@@ -371,6 +389,13 @@ class World:
         self.landed.clear()
         self.driver.reconcile(self.owner, self.queues)
 
+    def second_check(self) -> None:
+        """Look for lost claims once more, if that is to be done. Late commands arrive before it."""
+        self.arrive()
+        if self.driver.awaits_second_check:
+            self.driver.make_second_check_due()
+            self.reconcile()
+
     def arrive(self) -> None:
         """Let the server get what the network has held back."""
         self.has_arrived_late |= bool(self.faults.late)
@@ -393,7 +418,9 @@ class World:
                 self.driver.post()
 
     def _where(self, fits: Callable[[Job], bool]) -> list[Job]:
-        return [job for job in self.driver if job.claim_id not in self.parked and fits(job)]
+        gone = self.without_child
+        left = [job for job in self.driver if job.claim_id not in self.parked and job not in gone]
+        return [*filter(fits, left)]
 
     def _pick(self, fits: Callable[[Job], bool]) -> Job | None:
         """Choose a job that this process knows by the reply to a claim."""
@@ -422,9 +449,9 @@ class World:
         if self.driver.needs_reconcile:
             self.reconcile()
         self.arrive()
-        if self.driver.awaits_second_check:
-            self.driver.make_second_check_due()
-            self.reconcile()
+        for job in [*self.without_child]:
+            self._recover(job)
+        self.second_check()
         self.driver.flush()
         self.driver.examine_missing()
         self.driver.release_connection()

@@ -45,6 +45,12 @@ SCENES = {
     "a reconcile": "claim reserve start post reconcile finish flush reconcile",
     "a reconcile after a lost claim": """claim reserve start claim_in_vain claim finish
         reconcile claim reserve start finish flush""",
+    "a second check for lost claims": """claim_in_vain reconcile claim_in_vain claim reserve
+        start reconcile second_check finish reconcile second_check flush""",
+    "pool processes are lost": """claim reserve reserve start start lose_child finish
+        claim_all reserve start lose_child flush claim_suspect""",
+    "a pool process is lost after the owner": """claim reserve reserve start start reap register
+        hear lose_child finish flush""",
     "acks wait for a claim": """claim reserve start finish
         claim reserve reserve start start finish revoke claim flush""",
     "a suspect runs alone": """claim reserve put_on_probation requeue claim_suspect
@@ -62,9 +68,10 @@ SCENES = {
 WALK_STEPS = 40
 WALK_OPS = [
     *["claim"] * 4, *["reserve"] * 4, *["start"] * 5, *["finish"] * 4, *["post"] * 2,
-    "deliver", "revoke", "requeue", "reject", "stop_run", "take_back", "close_first",
-    "close_second", "put_on_probation", "claim_suspect", "claim_suspect_alongside", "park",
-    "recall", "land", "flush", "reconcile", "arrive", "reap", "register", "hear",
+    "deliver", "revoke", "requeue", "reject", "stop_run", "take_back", "lose_child",
+    "close_first", "close_second", "put_on_probation", "claim_suspect", "claim_suspect_alongside",
+    "park", "recall", "land", "flush", "reconcile", "second_check", "arrive", "reap", "register",
+    "hear",
 ]  # fmt: skip
 FAULT_CHANCE = 0.25
 

@@ -92,6 +92,11 @@ MUTANTS = [
         ("reaped while jobs run",),
     ),
     Mutant(
+        "a lost job is announced again when its pool process is lost",
+        InFlight, "lose", "if is_news:", "if True:",
+        ("a pool process is lost after the owner",),
+    ),
+    Mutant(
         "only an Exception gives up the connection",
         Line, "exchange", "except BaseException:", "except Exception:",
         ("claim, start, finish",),
