@@ -203,6 +203,17 @@ def test_an_ack_settles_each_job_once_and_says_whether_any_was_there(bench, owne
     assert not bench.ack(owner, one)
 
 
+def test_an_ack_of_jobs_with_histories_counts_those_that_were_there(bench, owner):
+    waiting, running, gone = (claimed.job for claimed in bench.claimed(owner, b"1", b"2", b"3"))
+    histories = [bench.keys.recoveries(digest(job.payload)) for job in (waiting, running, gone)]
+    for key in histories:
+        bench.client.hset(key, "strikes", 1)
+    bench.run_one(running)
+    bench.requeue(gone)
+    assert bench.run(bench.lists.settle_counted(owner.owner, [waiting, running, gone])) == 2
+    assert [bench.client.exists(key) for key in histories] == [0, 0, 1]
+
+
 def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
     first, plain, following = bench.claimed(owner, b"1", b"2", b"3")
     counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
