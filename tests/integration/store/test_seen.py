@@ -175,6 +175,20 @@ def test_jobs_that_came_after_the_last_worker_left_have_an_age(bench):
     assert not Queues(bench.database).oldest(["aside"]), "control: nothing names it any more"
 
 
+@pytest.mark.parametrize(("room", "count"), [(0, 1), (3, 1), (4, 2), (6, 2), (7, 3)])
+def test_a_script_looks_at_queues_until_it_has_read_so_many_bytes(bench, room, count):
+    for name in ("a", "b", "c"):
+        bench.push(name, b"123")
+    times, _ = bench.scripts.run("oldest", [bench.keys.oldest], ["", 1, room, "a", "b", "c"])
+    assert len(times) == 1 + count
+
+
+def test_notes_of_the_oldest_jobs_expire(bench):
+    bench.push("mail", b"1")
+    Queues(bench.database).oldest(["mail"], notes=True)
+    assert 0 < bench.client.ttl(bench.keys.oldest) <= 86400
+
+
 def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
     oldest = Queues(bench.database).oldest
     bench.push("mail", ONE, TWO)
