@@ -155,10 +155,9 @@ class World:
         """Learn that an owner of this process was reaped."""
         if not self.unheard:
             return
-        owner = self.unheard[0]
+        owner = self.unheard.pop(0)
         running = [job for job in self._where(self.driver.is_running) if job.owner == owner]
         self.driver.learn(owner)
-        self.unheard.remove(owner)
         for job in filter(self.driver.is_running, running):
             lost = owner, job.payload
             if lost in self.taken and not self.announced[lost]:
@@ -174,6 +173,7 @@ class World:
         self._claim(4, 2)
 
     def _claim(self, most: int, starts: int) -> None:
+        self._recover_again()
         landed = [name for name in self.landed if self.owner not in self.reaped]
         self.landed.clear()
         claims = self.driver.claim(self.owner, [*self.queues], most, 1, landed, starts)
@@ -187,6 +187,7 @@ class World:
 
     def claim_all(self) -> None:
         """Claim what there is, by one channel."""
+        self._recover_again()
         for claimed in self.driver.claim(self.owner, [*self.queues], 100).jobs:
             self._note_claim(claimed, 0, recorded=False)
 
@@ -200,6 +201,7 @@ class World:
 
     def claim_suspect(self) -> None:
         """Claim a job on probation to run alone, as the fetch loop does when nothing runs."""
+        self._recover_again()
         if self._where(self.driver.is_running):
             return
         for job in self._where(self.driver.may_start):
@@ -213,6 +215,7 @@ class World:
 
     def claim_suspect_alongside(self) -> None:
         """Claim a job on probation to run alongside others, as after a quiesce in vain."""
+        self._recover_again()
         for queue_list in sorted(self.driver.suspect_lists):
             for raw in self.bench.on_probation(queue_list)[:1]:
                 self.client.hset(self.keys.recoveries(digest(raw)), "quiesced", 1)
@@ -343,6 +346,11 @@ class World:
         self.driver.recover_or_kill(job, "pool process lost", None, limits)
         self.without_child.discard(job)
 
+    def _recover_again(self) -> None:
+        """Recover the jobs whose recovery raised, as a worker does before it claims again."""
+        for job in [*self.without_child]:
+            self._recover(job)
+
     def take_back(self) -> None:
         """Let a pool refuse a job that it got too late."""
         if (job := self._pick(self.driver.is_running)) is None:
@@ -449,8 +457,7 @@ class World:
         if self.driver.needs_reconcile:
             self.reconcile()
         self.arrive()
-        for job in [*self.without_child]:
-            self._recover(job)
+        self._recover_again()
         self.second_check()
         self.driver.flush()
         self.driver.examine_missing()

@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lost job is announced again when its pool process is lost",
-        InFlight, "lose", "if is_news:", "if True:",
+        InFlight, "lose", "if not lease.is_taken_away:", "if True:",
         ("a pool process is lost after the owner",),
     ),
     Mutant(
