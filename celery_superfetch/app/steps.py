@@ -18,7 +18,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import current_app, states
-from celery.app import default_app, trace
+from celery.app import trace
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.log import get_logger
@@ -84,10 +84,13 @@ def is_tracer(target: Callable[..., Any]) -> bool:
 
 
 def _tasks_of(tracer: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the tasks among which one of Celery's tracers looks for that of a job. In a worker
-    they are those of the default app: a task may have made another app the current one."""
-    is_fast = getattr(tracer, "__wrapped__", tracer) is trace.fast_trace_task
-    tasks: Mapping[str, Any] = (default_app if is_fast else current_app).tasks
+    """Return the tasks among which one of Celery's tracers looks for that of a job. The tracer of a
+    worker has its own: a task may have made another app the current one, and the default."""
+    tasks: Mapping[str, Any]
+    if getattr(tracer, "__wrapped__", tracer) is trace.fast_trace_task and trace._localized:
+        tasks, *_ = trace._localized
+    else:
+        tasks = current_app.tasks
     return tasks
 
 

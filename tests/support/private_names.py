@@ -199,6 +199,7 @@ celery app.
     store a failure where Celery would: trace:get_actual_ignore_result(task,request)>=5.6
     examine each message that a job publishes: amqp:AMQP.send_task_message
     know what a job hands on: trace:fast_trace_task(task,uuid,request,body,type,encoding)
+        trace:_localized.__iter__()
         trace:trace_task_ret(name,uuid,request,body,type,encoding) task:Task.on_replace(sig)
         trace:build_tracer(name,task,loader,hostname,app=)
 celery utils.
