@@ -79,7 +79,7 @@ TARGETS = {
         [f"{REPLIES}/test_lost_claims.py", f"{REPLIES}/test_lost_suspects.py"],
         WIDER[1:],
     ],
-    f"{PACKAGE}/owner/in_flight/outbox.py": [
+    f"{PACKAGE}/owner/in_flight/pending.py": [
         [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
         WIDER[1:],
     ],

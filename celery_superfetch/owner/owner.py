@@ -39,6 +39,7 @@ from .heartbeat_thread import HeartbeatThread
 from .in_flight.in_flight import Fetched, InFlight
 from .in_flight.runner import CONSUMER, Runner
 from .in_flight.settlement import Settlement
+from .in_flight.suspect_claims import SuspectClaims
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -91,7 +92,8 @@ class Owner:
         self.database = Database(self.client, config)
         self.database.is_registered = runner.is_registered
         self.leases = InFlight(self.database, runner)
-        self.settlement = Settlement(self.leases)
+        self.suspects = SuspectClaims(self.leases)
+        self.settlement = Settlement(self.leases, self.suspects)
         first_record = Facts.mine("", ProcessImage.current(), config)
         self.heartbeat_session = HeartbeatSession(
             params, config, home, first_record, listener=self, failover_targets=elsewhere
@@ -149,7 +151,7 @@ class Owner:
     @property
     def private_lists(self) -> PrivateLists:
         """The private lists on the server, of this owner and of others."""
-        return self.leases.lists
+        return self.leases.pending.lists
 
     # -- from the first channel to the last
 
@@ -233,7 +235,7 @@ class Owner:
     def unland(self, owner: str, lists: Iterable[str]) -> None:
         """Return what landed under a name that this process has or had to its queues; if the server
         cannot be asked, ``catch_up`` does."""
-        expires = {name: self.leases.expires.get(name, 0) for name in lists}
+        expires = {name: self.leases.pending.expires.get(name, 0) for name in lists}
         try:
             self.private_lists.unland(owner, expires)
         except RedisError:
@@ -251,7 +253,7 @@ class Owner:
     @property
     def has_deferred_calls(self) -> bool:
         """Whether ``catch_up`` has something to do besides what is sent."""
-        return bool(self.overdue or self.leases.lost_jobs)
+        return bool(self.overdue or self.leases.pending.lost_jobs)
 
     def catch_up(self) -> None:
         """Make the deferred calls and send what is pending; what fails now stays deferred."""
@@ -267,7 +269,7 @@ class Owner:
                 self.overdue.append(act)
                 raise
         self.leases.flush()
-        self.leases.lost_jobs.examine()
+        self.leases.pending.lost_jobs.examine()
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
         """Settle what a channel (``user``) leaves; with the last channel, and if no lease is left,
@@ -299,7 +301,7 @@ class Owner:
         self.leases.flush()
         if self.leases.doubt:
             self.reconcile()
-        self.leases.lost_jobs.examine()
+        self.leases.pending.lost_jobs.examine()
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Call ``act`` until it succeeds, ``tries`` times at most; return its last error. The first
@@ -326,7 +328,7 @@ class Owner:
                 self.leases.requeue_all()
             elif self.leases.requeue_idle():
                 return
-            self.leases.lost_jobs.examine()
+            self.leases.pending.lost_jobs.examine()
             self._lists_by_user.clear()
             self._end(tombstone=0)
 
@@ -376,9 +378,9 @@ class Owner:
         return self.runner.turns()
 
     def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
-        self.leases.expires = record.lists
-        self.leases.suspects = answer.probation
-        self.leases.parking.heard(answer.now, answer.due, asked)
+        self.leases.pending.expires = record.lists
+        self.suspects.lists = answer.probation
+        self.leases.pending.parking.heard(answer.now, answer.due, asked)
         if record.state != HUNG:
             self.leases.permit.heard(record.owner, asked)
 
@@ -393,12 +395,12 @@ class Owner:
 
     def on_server_restarted(self) -> None:
         self.leases.doubt = True
-        self.leases.lost_jobs.server_restarted_at = time()
+        self.leases.pending.lost_jobs.server_restarted_at = time()
 
     def on_owner_lost(self, owner: str, how: str, new: str) -> None:
         self.overdue.append(partial(self._give_up, owner, how, new))
         if how == "unknown":
-            self.overdue.append(self.leases.lost_jobs.record_data_loss)
+            self.overdue.append(self.leases.pending.lost_jobs.record_data_loss)
 
     def on_failover(self, params: Params) -> None:
         # All users of the client come along; commands that are under way fail by themselves.

@@ -29,7 +29,7 @@ from ..model.strikes import Recovery
 from ..model.words import command
 from .database import Structure, chunks
 from .dead_caps import Cap, Caps, cap_of
-from .wire.scripts import Call
+from .wire.call import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

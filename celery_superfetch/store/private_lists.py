@@ -29,8 +29,8 @@ from ..model.log_text import one_line_each
 from ..model.step import Claim, was_published
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
 from .database import Database, Structure, chunks
+from .wire.call import Call
 from .wire.clients import LoneConnection
-from .wire.scripts import Call
 from .wire.server import warn_once
 
 logger = one_line_each(logging.getLogger(__name__))
@@ -256,10 +256,10 @@ class PrivateLists(Structure):
     def has_handed_on(self, job: Job) -> bool:
         return bool(self.client.hexists(self.keys.private(job.owner), STEPS + job.claim_id))
 
-    def unrecord(self, owner: str, claim_ids: Collection[str]) -> None:
-        """Have some jobs run no longer, to whoever asks."""
-        if claim_ids:
-            self.scripts.run("wait", [self.keys.private(owner)], [*claim_ids])
+    def clear_starts(self, owner: str, claim_ids: Sequence[str]) -> Call:
+        """Return the call that gives jobs of one owner the waiting note again: they have not begun,
+        and do not count as running."""
+        return Call("wait", [self.keys.private(owner)], claim_ids)
 
 
 def names_of(claim_id: str) -> tuple[str, str, str]:

@@ -27,8 +27,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
 from .database import Structure, chunks
+from .wire.call import Call
 from .wire.clients import addresses, cut
-from .wire.scripts import Call, packed
+from .wire.pipeline import packed
 
 #: Owners that a heartbeat returns at most, those with the oldest heartbeats. A thousand are 50 kB.
 HEARTBEAT_ROWS = 4096

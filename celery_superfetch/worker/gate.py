@@ -212,7 +212,7 @@ class Gate(Runner):
         start now. Requeue on the way what must not start in this worker any more."""
         while self._waiting:
             first = self._waiting[0]
-            alone = first.owner.leases.solo
+            alone = first.owner.suspects.solo
             room = self._has_slot(alone is not None)
             if not first.is_ours:
                 # What became of it is logged by `owner/in_flight/lost_jobs.py`.
@@ -333,8 +333,6 @@ class Gate(Runner):
             request.acknowledged = True
             return delivery.requeue()
         owner.leases.take_back(lease)
-        with suppress(RedisError, OSError):  # it may be recorded as running for a moment longer
-            owner.leases.unrecord(lease)
         # The process may run another job by now: if this one is terminated, that must not die.
         request.time_start = request.worker_pid = request._apply_result = None
         state.task_reserved(request)  # in Celery's books it waits for a slot again

@@ -185,7 +185,7 @@ class Rounds:
 
     def note(self, report: Report) -> None:
         """Know of suspects before the next heartbeat tells."""
-        self.owner.leases.heard_of_suspects(report.probation)
+        self.owner.suspects.add_lists(report.probation)
 
     def _sees_death(self) -> bool:
         here, watched = ProcessImage.current(), self._watched()

@@ -70,7 +70,7 @@ def intercept(lease: Lease, channel: Any) -> bool:
     if before_last and not counters.probation and crash_ends_all_jobs(owner):
         goes_on_probation = True
     if goes_on_probation:
-        owner.leases.put_on_probation(lease)
+        owner.suspects.put_on_probation(lease)
     return goes_on_probation
 
 

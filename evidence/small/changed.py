@@ -7,7 +7,8 @@ from typing import Any
 
 import redis
 
-from celery_superfetch.store.wire.scripts import Call, Scripts
+from celery_superfetch.store.wire.call import Call
+from celery_superfetch.store.wire.scripts import Scripts
 
 #: What is taken out of a script's text, and what stands there instead.
 Changes = tuple[tuple[str, str], ...]

@@ -21,7 +21,8 @@ from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.scripts import Call, asked
+from celery_superfetch.store.wire.call import Call
+from celery_superfetch.store.wire.pipeline import asked
 
 from .changed import Changed, Changes
 from .seen import NOTES, Rows, Seen, see

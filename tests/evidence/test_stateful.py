@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_superfetch.store.wire import scripts
+from celery_superfetch.store.wire import pipeline, scripts
 
 
 # A failure takes some minutes to be told: first its sequence is made as short as can be.
@@ -30,7 +30,7 @@ def test_whatever_happens_no_job_is_lost_and_no_innocent_is_killed(request, play
 @pytest.mark.timeout(900)
 def test_nor_where_a_process_stands_still_between_any_two_steps(monkeypatch, request, play):
     """Each reply that is left for later is overdue by then, and read before anything is sent."""
-    monkeypatch.setattr(scripts, "IDLE", 0.0)
+    monkeypatch.setattr(pipeline, "IDLE", 0.0)
     first = request.config.getoption("--seed")
     number = random.randrange(2**32) if first is None else first
     print(f"--seed={number}")

@@ -19,7 +19,7 @@ from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.scripts import Call
+from celery_superfetch.store.wire.call import Call
 from model.scripts_seen import Truth
 from support.driver import Driver
 from support.sends import Sends
@@ -55,14 +55,6 @@ class Stage:
                 self.truth.drain_probation()
 
         monkeypatch.setattr(Drain, "_end_probation", ended)
-        unrecord = PrivateLists.unrecord
-
-        def unrecorded(lists: PrivateLists, owner: str, claim_ids: Sequence[str]) -> None:
-            unrecord(lists, owner, claim_ids)
-            if self.truth is not None:
-                self.truth.running[owner].difference_update(claim_ids)
-
-        monkeypatch.setattr(PrivateLists, "unrecord", unrecorded)
         # Of two that were marked, the clock decides whether it was in the same ms.
         tombstones = Registry.tombstones
         monkeypatch.setattr(

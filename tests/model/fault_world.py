@@ -359,8 +359,8 @@ class World:
         if not self.driver.may_start(job):  # its channel is closed
             return
         self.perhaps_recorded.add(job)
-        with suppress(redis.RedisError, OSError):  # as the gate does
-            self.driver.unrecord(job)
+        with suppress(redis.RedisError, OSError):
+            self.driver.flush()
             self.perhaps_recorded.discard(job)
 
     def close_first(self) -> None:

@@ -13,7 +13,7 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.model.step import PUBLISHED, was_published
 from celery_superfetch.store.private_lists import STEPS, WAITS
-from celery_superfetch.store.wire.scripts import Call
+from celery_superfetch.store.wire.call import Call
 from model.truth import Card, Known, Verdict
 
 
@@ -201,6 +201,10 @@ class Truth(Known):
             else:
                 self.notable["a start came too late"] += 1
         assert reply == removed
+
+    def _wait(self, call: Call, reply: Any) -> None:
+        """Jobs that have not begun count as running no more."""
+        self.running[self._owner_of(call.keys[0])].difference_update(call.args)
 
     def _ack(self, call: Call, reply: Any) -> None:
         owner = self._owner_of(call.keys[0])

@@ -21,10 +21,11 @@ from celery_superfetch.owner.in_flight import lost_claims
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lease import HELD, TRANSITIONS, Event, Lease, State
 from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
-from celery_superfetch.owner.in_flight.outbox import ACKS, LEFT_MOST
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING
+from celery_superfetch.owner.in_flight.pending import ACKS, LEFT_MOST
 from celery_superfetch.owner.in_flight.runner import Runner
 from celery_superfetch.owner.in_flight.settlement import Settlement
+from celery_superfetch.owner.in_flight.suspect_claims import SuspectClaims
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.private_lists import Claims, PrivateLists
@@ -56,19 +57,20 @@ class Driver:
     """The jobs in flight of one process. Jobs that it contains are in flight, the oldest claim
     first."""
 
-    def __init__(self, in_flight: InFlight) -> None:
-        self._in_flight = in_flight
-        self._settlement = Settlement(in_flight)
+    def __init__(self, in_flight: InFlight, suspects: SuspectClaims) -> None:
+        self._in_flight, self._suspects = in_flight, suspects
+        self._settlement = Settlement(in_flight, suspects)
 
     @classmethod
     def over(cls, database: Database) -> Driver:
         """Return the jobs in flight of a process without an owner of its own."""
-        return cls(InFlight(database))
+        in_flight = InFlight(database)
+        return cls(in_flight, SuspectClaims(in_flight))
 
     @classmethod
     def of(cls, owner: Owner) -> Driver:
         """Return the jobs in flight of an owner."""
-        return cls(owner.leases)
+        return cls(owner.leases, owner.suspects)
 
     # -- what is in flight
 
@@ -91,7 +93,7 @@ class Driver:
     @property
     def lists(self) -> PrivateLists:
         """The private lists: they number the claims of this process."""
-        return self._in_flight.lists
+        return self._in_flight.pending.lists
 
     def state(self, job: Job) -> str | None:
         """Return the name of a job's state; None for one that is not in flight."""
@@ -142,17 +144,17 @@ class Driver:
     @property
     def solo(self) -> Job | None:
         """The job on probation that has this process for itself."""
-        solo = self._in_flight.solo
+        solo = self._suspects.solo
         return None if solo is None else solo.job
 
     @property
     def expires_ms_by_list(self) -> Mapping[str, int]:
         """Queue lists that this process has claimed from, and when they expire."""
-        return self._in_flight.expires
+        return self._in_flight.pending.expires
 
     @expires_ms_by_list.setter
     def expires_ms_by_list(self, expires_ms_by_list: Mapping[str, int]) -> None:
-        self._in_flight.expires = expires_ms_by_list
+        self._in_flight.pending.expires = expires_ms_by_list
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -162,11 +164,11 @@ class Driver:
     @property
     def suspect_lists(self) -> frozenset[str]:
         """Queue lists with jobs on probation, as far as this process knows."""
-        return self._in_flight.suspects
+        return self._suspects.lists
 
     def hear_of_suspects(self, lists: Iterable[str]) -> None:
         """Note that some queue lists have jobs on probation, as a heartbeat's reply does."""
-        self._in_flight.heard_of_suspects([*lists])
+        self._suspects.add_lists([*lists])
 
     # -- the life of a job
 
@@ -184,12 +186,12 @@ class Driver:
 
     def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation for a solo run."""
-        lease = self._in_flight.claim_alone(owner, queue_list, lambda _: 0.0)
+        lease = self._suspects.claim_alone(owner, queue_list, lambda _: 0.0)
         return None if lease is None else lease.claimed
 
     def claim_suspect_alongside(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation that need not run alone any more."""
-        lease = self._in_flight.claim_alongside(owner, queue_list, lambda _: 0.0)
+        lease = self._suspects.claim_alongside(owner, queue_list, lambda _: 0.0)
         return None if lease is None else lease.claimed
 
     def hold(self, job: Job) -> None:
@@ -202,8 +204,9 @@ class Driver:
         self._in_flight.delivered(self._lease(job))
 
     def unrecord(self, job: Job) -> None:
-        """Clear the start record that a job got with its claim."""
-        self._in_flight.unrecord(self._lease(job))
+        """Clear the start record that a job got with its claim, at once."""
+        self._in_flight.delivered(self._lease(job))
+        self._in_flight.flush()
 
     def reserve(self, job: Job) -> None:
         """Note that a request waits to start a job."""
@@ -248,7 +251,7 @@ class Driver:
 
     def put_on_probation(self, job: Job) -> None:
         """Requeue a job to wait for a solo run."""
-        self._in_flight.put_on_probation(self._lease(job))
+        self._suspects.put_on_probation(self._lease(job))
 
     def end_solo(self) -> None:
         """Let other jobs start alongside the one that runs alone."""
@@ -257,7 +260,7 @@ class Driver:
     def run_solo(self, job: Job, seconds: float) -> None:
         """Let a job run alone for some seconds, as if it had been on probation."""
         self._in_flight.leases.solo = self._lease(job)
-        self._in_flight.solo_until = monotonic() + seconds
+        self._suspects.solo_until = monotonic() + seconds
 
     # -- what is sent
 
@@ -285,13 +288,13 @@ class Driver:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the connection is in use, or there is none."""
-        return self._in_flight._line._connection is None
+        """Whether a send waits for its replies."""
+        return self._in_flight.pending._is_sending
 
     @property
     def has_late_replies(self) -> bool:
         """Whether the replies to be read came so long ago that the connection may be lost."""
-        return self._in_flight._line.overdue
+        return self._in_flight.pending._pipeline.has_late_replies
 
     def retry_requeue_now(self, job: Job) -> None:
         """Let the next send repeat a requeue that the server refused a moment ago."""
@@ -342,7 +345,7 @@ class Driver:
 
     def forget_acks(self) -> None:
         """Forget which claims were acked a moment ago."""
-        self._in_flight.lately.clear()
+        self._in_flight.pending.recently_acked.clear()
 
     def heartbeat_confirmed(self, owner: str, ago_s: float = 0.0) -> None:
         """Give an owner the start permit that a heartbeat some seconds ago would have given it."""
@@ -358,22 +361,22 @@ class Driver:
 
     def examine_missing(self) -> None:
         """Find out what became of jobs whose requeue found no claim."""
-        self._in_flight.lost_jobs.examine()
+        self._in_flight.pending.lost_jobs.examine()
 
     @property
     def has_missing(self) -> bool:
         """Whether such jobs are to be examined."""
-        return bool(self._in_flight.lost_jobs)
+        return bool(self._in_flight.pending.lost_jobs)
 
     def server_restarted(self, at: float) -> None:
         """Note that the server had restarted at a time (s since the epoch)."""
-        self._in_flight.lost_jobs.server_restarted_at = at
+        self._in_flight.pending.lost_jobs.server_restarted_at = at
 
     # -- parked jobs
 
     def server_time_is(self, now_ms: float, due_ms: float | None = None) -> None:
         """Note what the server's clock shows, and when the next parked job is due."""
-        self._in_flight.parking.heard(int(now_ms), due_ms, clock())
+        self._in_flight.pending.parking.heard(int(now_ms), due_ms, clock())
 
     def recall(self, task_ids: Collection[str]) -> int:
         """Make parked jobs due now; return how many there were."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
-from celery_superfetch.owner.in_flight.outbox import Outbox
-from celery_superfetch.store.wire.scripts import Line
+from celery_superfetch.owner.in_flight.pending import PendingLeases
+from celery_superfetch.store.wire.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "acks and starts that had no reply are forgotten",
-        Outbox, "_unanswered", "self._send_again(parts)", "pass",
+        PendingLeases, "_on_settle_lost", "self._unanswered += [*acks, *notes]", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
         "acks and starts that were refused are forgotten",
-        Outbox, "_exchange", "self._send_again(refused)", "pass",
+        PendingLeases, "_on_settled", "self._unanswered += [*acks, *starts]", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
         "claims whose reply was lost are not looked for",
-        LostClaims, "_requeue_unknown", "if id not in ours]", "if not id]",
+        LostClaims, "_requeue_unknown", "if id not in known]", "if not id]",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -82,8 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "an ack that is sent again is announced as lost",
-        Outbox, "_unanswered",
-        "lease.ack_was_sent = True", "pass",
+        PendingLeases, "_on_settle_lost", "lease.ack_was_sent = True", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -98,12 +97,12 @@ MUTANTS = [
     ),
     Mutant(
         "only an Exception gives up the connection",
-        Line, "exchange", "except BaseException:", "except Exception:",
+        Pipeline, "send", "except BaseException:", "except Exception:",
         ("claim, start, finish",),
     ),
     Mutant(
-        "only an Exception sends acks and starts again",
-        Outbox, "_exchange", "except BaseException:", "except Exception:",
+        "only an Exception leaves a doubt",
+        PendingLeases, "_exchange", "except BaseException:", "except Exception:",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -113,41 +112,34 @@ MUTANTS = [
     ),
     Mutant(
         "an error reply beside a claim leaves no doubt",
-        Outbox, "_exchange", "self.doubt = self.doubt or last is not None", "pass",
+        PendingLeases, "_checked",
+        "self.needs_reconcile = self.needs_reconcile or last is not None", "pass",
         ("acks wait for a claim",),
     ),
     Mutant(
         "a lost reply leaves no doubt",
-        Outbox, "_exchange", "self.doubt = True\n        if", "if",
+        PendingLeases, "_exchange", "self.needs_reconcile = True", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
-        "a signal handler may use the connection that is in use",
-        Line, "exchange",
-        "connection, self._connection = self._connected(), None", "connection = self._connected()",
-        ("claim, start, finish",),
-    ),
-    Mutant(
-        "what a signal handler sent is taken for read",
-        Outbox, "_exchange", "self._unanswered(self._sent)\n    self._sent = sent",
-        "pass\n    self._sent = sent",
+        "a signal handler may send in the midst of a send",
+        PendingLeases, "flush", "if self._is_sending:", "if False:",
         ("claim, start, finish",),
     ),
     Mutant(
         "a job starts that a signal handler has requeued",
-        InFlight, "start", "if not self.leases.apply(lease, Event.START):\n            return 0.0",
-        "self.leases.apply(lease, Event.START)",
+        InFlight, "start", "return deadline if lease.runs else 0.0", "return deadline",
         ("claim, start, finish",),
     ),
     Mutant(
-        "a start record may arrive behind what clears it",
-        InFlight, "unrecord", "self._exchange([])", "pass",
+        "a job that could not be started stays recorded as running",
+        InFlight, "take_back", "if lease.may_start:", "if False:",
         ("a start that was too late, and none after it",),
     ),
     Mutant(
-        "a start record is sent again after it was cleared",
-        Outbox, "_drop_start", "part.starting.pop(lease, None)", "pass",
-        ("claim, start, finish",),
+        "a start record with an unread reply is taken for known",
+        PendingLeases, "_settle", "lease.has_waiting_note = None", "pass",
+        ("a start that was too late, and none after it",),
     ),
     Mutant(
         "jobs start although a reply was lost",
@@ -156,7 +148,7 @@ MUTANTS = [
     ),
     Mutant(
         "a claim records starts although a reply was lost",
-        InFlight, "claim", "0 if self.doubt or", "0 if",
+        InFlight, "claim", "0 if pending.needs_reconcile or", "0 if",
         ("a claim that records starts",),
     ),
     Mutant(
@@ -165,30 +157,38 @@ MUTANTS = [
         ("a suspect runs alone",),
     ),
     Mutant(
-        "a requeue that a signal handler repeats is taken for a loss",
-        Outbox, "_returned", "if number in missing and not lease.is_gone:", "if number in missing:",
-        ("jobs are requeued",),
-    ),
-    Mutant(
         "a requeue that had no reply is taken for a loss",
-        Outbox, "_send_returns", "lease.requeue_was_sent = True", "pass",
+        PendingLeases, "_on_requeue_lost", "lease.requeue_was_sent = True", "pass",
         ("jobs are requeued",),
     ),
     Mutant(
-        "scripts that the server has forgotten are not sent again",
-        Line, "_again", "if unknown:", "if False:",
+        "a requeue that had no reply is forgotten",
+        PendingLeases, "_on_requeue_lost", "self._unanswered += some", "pass",
+        ("jobs are requeued",),
+    ),
+    Mutant(
+        "requeues that were refused are forgotten",
+        PendingLeases, "_on_requeued", "self._unanswered += some", "pass",
+        ("jobs are requeued",),
+    ),
+    Mutant(
+        "a park that had no reply is forgotten",
+        PendingLeases, "_parks", "partial(self._unanswered.extend, some)", "int",
+        ("jobs are parked",),
+    ),
+    Mutant(
+        "replies that were lost are not reported",
+        Pipeline, "drop", "command.on_lost()", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
-        "requeues that were refused are taken for done",
-        Outbox, "_send_returns",
-        "if not isinstance(reply, Exception):\n            self._returned(some, {*reply},",
-        "if True:\n            self._returned(some, {},",
-        ("jobs are requeued",),
+        "scripts that the server has forgotten are not sent again",
+        Pipeline, "_run_unknown_again", "if unknown:", "if False:",
+        ("claim, start, finish",),
     ),
     Mutant(
         "requeues do not renew the x-expires of their queue",
-        Outbox, "_requeue_call", "self.expires.get(some[0].job.queue_list, 0)", "0",
+        PendingLeases, "_requeues", "self.expires.get(some[0].job.queue_list, 0)", "0",
         ("queues that expire",),
     ),
 ]  # fmt: skip

@@ -7,7 +7,7 @@ Beside ``driver.py`` and ``fault_mutants.py`` only this file knows the modules o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lease import Event, Lease
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.lost_jobs import LostJobs
-from celery_superfetch.owner.in_flight.outbox import Outbox
+from celery_superfetch.owner.in_flight.pending import PendingLeases
+from celery_superfetch.owner.in_flight.suspect_claims import SuspectClaims
 from celery_superfetch.owner.owner import Owner
 
 if TYPE_CHECKING:
@@ -55,20 +56,20 @@ def start_next_too_late(
 
 def call_before_acks(act: Callable[[], object]) -> None:
     """Call a function before each ack."""
-    ack = Outbox.ack
+    ack = InFlight.ack
 
-    def act_and_ack(self: Outbox, lease: Lease) -> None:
+    def act_and_ack(self: InFlight, lease: Lease) -> None:
         act()
         ack(self, lease)
 
-    Outbox.ack = act_and_ack
+    InFlight.ack = act_and_ack
 
 
 def reconcile_nothing() -> None:
     """Let claims whose reply was lost stay in the private list."""
 
     def reconcile(self: LostClaims, *_: Any) -> int:
-        self.outbox.doubt = False
+        self.pending.needs_reconcile = False
         return 0
 
     LostClaims.reconcile = reconcile
@@ -76,17 +77,12 @@ def reconcile_nothing() -> None:
 
 def send_acks_once() -> None:
     """Do not send acks again whose replies were lost."""
-    exchange = Outbox._exchange
+    on_settle_lost = PendingLeases._on_settle_lost
 
-    def once(self: Outbox, *args: Any, **options: Any) -> Any:
-        try:
-            return exchange(self, *args, **options)
-        except BaseException:
-            for part in self._next.values():
-                part.acks.clear()
-            raise
+    def forget(self: PendingLeases, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
+        on_settle_lost(self, [], notes)
 
-    Outbox._exchange = once
+    PendingLeases._on_settle_lost = forget
 
 
 def examine_no_missing_jobs() -> None:
@@ -118,7 +114,7 @@ def count_no_stops() -> None:
 
 def claim_no_suspects_alongside() -> None:
     """Claim a job on probation for a solo run only."""
-    InFlight.claim_alongside = lambda *_: None
+    SuspectClaims.claim_alongside = lambda *_: None
 
 
 def release_due(owner: Owner) -> None:

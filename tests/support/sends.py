@@ -1,4 +1,4 @@
-"""Every script that this process sends, as a test sees it. Only this file knows how scripts are
+"""Every command that this process sends, as a test sees it. Only this file knows how commands are
 pipelined; if that changes, this file changes, and no test."""
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_superfetch.store.wire.scripts import Call, Line
+from celery_superfetch.store.wire.call import Call
+from celery_superfetch.store.wire.pipeline import Command, Pipeline
 
 if TYPE_CHECKING:
     import pytest  # a worker that imports this file has none
@@ -18,7 +19,7 @@ REPLY_LOST = "the reply was lost"
 
 
 class Sends:
-    """The scripts that this process sends from here on, until the monkeypatch is undone.
+    """The commands that this process sends from here on, until the monkeypatch is undone.
 
     Arguments:
         before: is called before each send.
@@ -32,57 +33,63 @@ class Sends:
         carried_out: Callable[[Sequence[Call], Sequence[Any]], None],
     ) -> None:
         self._before, self._carried_out = before, carried_out
-        self._exchange = Line.exchange
+        self._send_now = Pipeline.send
         #: True: the sender does not get the next replies.
         self.lose = False
-        #: Replies that their sender has not read yet.
-        self._unread: dict[Line, list[Any]] = {}
+        #: Replies that their sender has not read yet, in the order of its unread commands.
+        self._replies: dict[Pipeline, list[Any]] = {}
 
-        def exchange(
-            line: Line, calls: Sequence[Call], *, wait: bool = True, leave: int = 0
-        ) -> tuple[list[Any], list[Any]]:
-            return self._send(line, calls, wait, leave)
+        def send(
+            pipeline: Pipeline, commands: Sequence[Command], *, wait: bool = True, leave: int = 0
+        ) -> None:
+            self._send(pipeline, commands, wait, leave)
 
-        monkeypatch.setattr(Line, "exchange", exchange)
+        monkeypatch.setattr(Pipeline, "send", send)
 
     def _send(
-        self, line: Line, calls: Sequence[Call], wait: bool, leave: int
-    ) -> tuple[list[Any], list[Any]]:
+        self, pipeline: Pipeline, commands: Sequence[Command], wait: bool, leave: int
+    ) -> None:
         self._before()
-        # Each script is carried out at once, also where its sender reads the reply later.
-        earlier = self._unread.pop(line, [])
-        owed, line.owed = line.owed, []
+        # Each command is carried out at once, also where its sender reads the reply later.
+        earlier, pipeline._unread = pipeline._unread, []
+        replies: list[Any] = []
+        # A script that the server did not know would run behind its successors.
+        calls = [command.call._replace(whole=True) for command in commands]
         try:
-            # A script that the server did not know would run behind its successors.
-            _, replies = self._exchange(line, [call._replace(whole=True) for call in calls])
+            self._send_now(pipeline, [Command(call, replies.append, int) for call in calls])
         finally:
-            line.release()  # all senders share one pool
+            pipeline.release()  # all senders share one pool
         self._carried_out(calls, replies)
+        waiting = self._replies.pop(pipeline, [])
+        pipeline._unread = [*earlier, *commands]
         if self.lose and calls:  # without calls it only reads what is overdue
             self.lose = False
+            pipeline.drop()
             raise redis.ConnectionError(REPLY_LOST)
-        if wait:
-            return earlier, replies
-        if calls and len(earlier) < leave:
-            self._unread[line] = [*earlier, *replies]
-            line.owed = [*owed, *calls]
-            return [], []
-        self._unread[line] = replies
-        line.owed = [*calls]
-        return earlier, []
+        due = len(earlier) + len(commands) if wait else len(earlier)
+        if commands and not wait and len(earlier) < leave:
+            due = 0
+        unread = [*waiting, *replies]
+        for reply in unread[:due]:
+            pipeline._unread.pop(0).on_reply(reply)
+        self._replies[pipeline] = unread[due:]
 
 
 @contextmanager
 def replies_lost() -> Iterator[None]:
     """Let the server carry out what this process sends meanwhile, and lose the replies."""
-    exchange = Line.exchange
+    send = Pipeline.send
 
-    def exchange_in_vain(line: Line, calls: Sequence[Call], **options: Any) -> Any:
-        exchange(line, calls, **options)
+    def send_in_vain(pipeline: Pipeline, commands: Sequence[Command], **options: Any) -> None:
+        unread, pipeline._unread = pipeline._unread, []
+        ignoring = [command._replace(on_reply=lambda _: None, on_lost=int) for command in commands]
+        send(pipeline, ignoring)
+        pipeline._unread = [*unread, *commands]
+        pipeline.drop()
         raise redis.ConnectionError(REPLY_LOST)
 
-    Line.exchange = exchange_in_vain
+    Pipeline.send = send_in_vain
     try:
         yield
     finally:
-        Line.exchange = exchange
+        Pipeline.send = send

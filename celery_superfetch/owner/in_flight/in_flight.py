@@ -1,27 +1,29 @@
-"""The jobs in flight of one process: how they come, which part of it has them, and how they leave.
+"""The jobs in flight of one process: how they come, what happens to them, and how they leave.
 
 The fetch loop claims; the gate starts; deliveries ack and requeue; a closing channel and the
-worker's stop requeue. If the process dies, each job is in the owner's private list: the reaper
-requeues those with a waiting note, and recovers the others as running.
+worker's stop requeue. Each event changes the state of a lease; ``PendingLeases`` reports the states
+to the server. If the process dies, each job is in the owner's private list: the reaper requeues
+those with a waiting note, and recovers the others as running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from time import monotonic
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from ...model.job import Job
+from ...model.log_text import one_line_each
 from ...model.permit import StartPermit, clock
 from ...store.database import Database
-from ...store.private_lists import Claims, earlier_of
-from .lease import Event, Lease, State
+from ...store.private_lists import Claims
+from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
-from .outbox import Outbox
+from .pending import NOT_YET, PendingLeases
 from .runner import CONSUMER, Runner
+
+logger = one_line_each(logging.getLogger(__name__))
 
 
 class Fetched(NamedTuple):
@@ -31,21 +33,22 @@ class Fetched(NamedTuple):
     leases: Sequence[Lease]  # of its jobs, in their order
 
 
-class InFlight(Outbox):
+class InFlight:
     """The jobs in flight of one process, for all its channels on one database. Thread-safe: acks
     come from the consumer's loop, from a pool's threads, and after the channel is closed. What asks
     the server raises ``RedisError`` where it cannot be asked."""
 
     def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
-        super().__init__(database)
+        self.database = database
         self.runner = runner
-        self.permit = StartPermit(self.config.heartbeat_interval)
-        self.lost_claims = LostClaims(self)
-        #: Until then (monotonic s) no other job starts alongside the solo job; and no other suspect
-        #: alongside one that runs alongside other jobs.
-        self.solo_until = 0.0
-        #: Queue lists with suspects on probation, as far as this process has heard.
-        self.suspects: frozenset[str] = frozenset()
+        self.leases = Leases()
+        self.pending = PendingLeases(database, self.leases)
+        self.permit = StartPermit(database.config.heartbeat_interval)
+        self.lost_claims = LostClaims(self.pending)
+        #: Guards the states of all leases. Re-entrant, for signal handlers.
+        self.lock = self.pending.lock
+
+    # -- how jobs come
 
     def claim(
         self,
@@ -57,87 +60,18 @@ class InFlight(Outbox):
         starts: int = 0,
     ) -> Fetched:
         """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
-        with self.lock:
+        pending = self.pending
+        with pending.lock:
             # None starts beside a suspect, which a lost reply may have brought, too.
-            starts = 0 if self.doubt or self.leases.solo else starts
-            call = self.lists.claim(owner, lists, most, turn, landed, starts)
-            claims = self.lists.claims(call, lists, self.flush(call))
+            starts = 0 if pending.needs_reconcile or self.leases.solo else starts
+            call = pending.lists.claim(owner, lists, most, turn, landed, starts)
+            claims = pending.lists.claims(call, lists, pending.flush(call))
             leases = []
             for number, (job, counters) in enumerate(claims.jobs):
                 lease = Lease(job, counters, has_waiting_note=number >= claims.started)
                 self.leases.add(lease)
                 leases.append(lease)
             return Fetched(claims, leases)
-
-    def claim_alone(
-        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
-    ) -> Lease | None:
-        """Claim the next suspect of a queue list, if there is one and nothing runs here, nor may:
-        a lost reply may have brought another. No job starts alongside it for ``solo_window`` of its
-        level (s)."""
-        with self.lock:
-            self.flush()
-            # A job that is with such a consumer may have begun.
-            counts = self.leases.counts
-            if counts[State.DELIVERED] or counts[State.RUNNING] or counts[State.DETACHED]:
-                return None
-            lease = self._claim_suspect(owner, queue_list)
-            if lease is not None:
-                self.leases.solo = lease
-                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
-            return lease
-
-    def claim_alongside(
-        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
-    ) -> Lease | None:
-        """Claim the next suspect of a queue list to run alongside other jobs, if a quiesce for it
-        was in vain. No other suspect starts for ``solo_window`` of its level (s): if two started
-        together, one would be blamed for the other's deaths again and again."""
-        with self.lock:
-            self.flush()
-            has_suspect = any(lease.is_suspect for lease in self.leases)
-            if has_suspect and monotonic() < self.solo_until:
-                return None
-            lease = self._claim_suspect(owner, queue_list, alongside=True)
-            if lease is not None:
-                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
-            return lease
-
-    def end_solo(self) -> Job | None:
-        """End the solo run of a suspect whose window is over: other jobs may start; return it."""
-        with self.lock:
-            solo = self.leases.solo
-            if solo is None or monotonic() < self.solo_until:
-                return None
-            self.leases.solo = None
-            return solo.job
-
-    @property
-    def solo(self) -> Lease | None:
-        """The lease of the job on probation that has this process for itself."""
-        return self.leases.solo
-
-    def heard_of_suspects(self, lists: Collection[str]) -> None:
-        """Add queue lists that have jobs on probation."""
-        self.suspects |= {*lists}
-
-    def found_no_suspects(self, lists: Collection[str]) -> None:
-        """Remove queue lists that have no jobs on probation."""
-        self.suspects -= {*lists}
-
-    def _claim_suspect(self, owner: str, queue_list: str, alongside: bool = False) -> Lease | None:
-        if self.doubt:
-            return None
-        call = self.lists.claim_suspect(owner, queue_list, alongside)
-        [reply] = self.ask([call])
-        if reply[0] == b"none":
-            self.suspects -= {queue_list}
-        if reply[0] != b"ok":
-            return None
-        job = Job(owner, queue_list, reply[1], call.args[-1])
-        lease = Lease(job, earlier_of(reply[2]), has_waiting_note=False, is_suspect=True)
-        self.leases.add(lease)
-        return lease
 
     def reserve(self, lease: Lease) -> None:
         """Note that a request waits to start a job: until it starts, the job may be requeued."""
@@ -151,24 +85,12 @@ class InFlight(Outbox):
 
     def delivered(self, lease: Lease) -> None:
         """Note that the consumer of a job was called. If the job only waits now, clear the start
-        record that it got with its claim."""
+        record that it got with its claim, with the next send."""
         if lease.state is State.FETCHED:
             self.deliver(lease)
-        if not lease.has_waiting_note and lease.may_start:
+        if lease.has_waiting_note is not True and lease.may_start:
             with self.lock:
-                if lease.may_start:
-                    self.unrecord(lease)
-
-    def unrecord(self, lease: Lease) -> None:
-        """Clear the start record of a job that has not begun.
-
-        Raises RedisError where the server cannot be asked.
-        """
-        with self.lock:
-            lease.has_waiting_note = True
-            self._drop_start(lease)
-            self._exchange([])  # a record on its way would come behind this
-            self.lists.unrecord(lease.job.owner, [lease.job.claim_id])
+                self.pending.add(lease)
 
     def stop_claims(self, lease: Lease) -> None:
         """Let nothing be claimed until a job leaves."""
@@ -204,51 +126,68 @@ class InFlight(Outbox):
         return self.permit.holder not in (None, lease.job.owner)
 
     @property
+    def doubt(self) -> bool:
+        """Whether a reply was lost: the private list may hold jobs that have no lease here."""
+        return self.pending.needs_reconcile
+
+    @doubt.setter
+    def doubt(self, needed: bool) -> None:
+        self.pending.needs_reconcile = needed
+
+    @property
     def is_reconcile_due(self) -> bool:
         """Whether a reply was lost since the last reconcile, or its second check is due."""
         return self.lost_claims.due
 
     def release_due(self) -> None:
         """Move parked jobs that are due to their queues, also those that other workers parked."""
-        asked = clock()
-        if self.parking.is_due:
-            released = self.parked.release(self.expires)
-            self.parking.heard(released.now, released.next, asked)
+        asked, parking = clock(), self.pending.parking
+        if parking.is_due:
+            released = self.pending.parked.release(self.pending.expires)
+            parking.heard(released.now, released.next, asked)
 
     def recall(self, task_ids: Collection[str]) -> int:
         """Make parked jobs due at once; return how many."""
-        if count := self.parked.call(task_ids):
-            self.parking.parked(0)
+        if count := self.pending.parked.call(task_ids):
+            self.pending.parking.parked(0)
         return count
 
     def start(self, lease: Lease, *, record: bool = True) -> float:
-        """Hand a job over to those who run it: until when it may begin (``clock``); 0: not now.
-        Its ``record`` as running (there is none where it may be settled before it runs) is sent
-        before, and waited for only if jobs are to be parked."""
+        """Start a job; return until when it may begin (``clock``), or 0.0 if it may not begin now.
+        Its start record is sent before that, with all that is pending; the reply is read later.
+
+        Arguments:
+            record: False for a job that may be acked before it runs, which needs no record.
+        """
         with self.lock:
             deadline = self.permit.deadline(lease.job.owner)
-            # While a reply is lost, the record may say that a suspect runs here.
-            if not deadline or self.doubt or not lease.may_start:
+            # While a reply is lost, the server may have a suspect as running here.
+            if not deadline or self.doubt:
                 return 0.0
-            if lease.has_waiting_note:
+            is_recorded = lease.has_waiting_note is False
+            if not self.leases.apply(lease, Event.START):
+                return 0.0
+            if not is_recorded:
                 if record:
-                    self.record(lease)
+                    self.pending.add(lease)
                 try:
                     if self.unsent:
                         self.post()
-                except (RedisError, OSError):  # its channel meets the same, and gives it back
-                    self._drop_start(lease)
-                    return 0.0
+                except BaseException as exc:
+                    self.take_back(lease)
+                    if isinstance(exc, (RedisError, OSError)):
+                        return 0.0  # the channel meets the same, and requeues the job
+                    raise
             # A signal handler may have requeued the job during the send: it would run twice.
-            if not self.leases.apply(lease, Event.START):
-                return 0.0
-            lease.has_waiting_note = False
-            return deadline
+            return deadline if lease.runs else 0.0
 
     def take_back(self, lease: Lease) -> None:
-        """Note that the pool did not begin with a job: it waits to be started again."""
+        """Note that the pool did not begin with a job: it waits to be started again, and the next
+        send clears its start record."""
         with self.lock:
-            self._note_return(lease, Event.TAKE_BACK)
+            self.pending.add_return(lease, Event.TAKE_BACK)
+            if lease.may_start:
+                self.pending.add(lease)
 
     def cut_short(self, lease: Lease) -> None:
         """End the run of a job because this process is stopping: its requeue counts as a stop. It
@@ -258,18 +197,44 @@ class InFlight(Outbox):
                 lease.has_run = lease.is_cut_short = True
             self.take_back(lease)
 
-    def put_on_probation(self, lease: Lease) -> None:
-        """Requeue a job to wait for a solo run. If this process dies in between, the job is marked,
-        and whatever returns it puts it there."""
-        with self.lock:
-            self.lists.mark_suspect(lease.job)
-            self.requeue([lease])
-            self.suspects |= {lease.job.queue_list}
+    # -- how jobs leave
 
-    def confirm_starts(self) -> None:
-        """Have the records of starts arrive: not behind what removes them."""
-        with self.lock, suppress(RedisError):  # what was refused has not come either
-            self._exchange([])
+    def ack(self, lease: Lease) -> None:
+        """Ack a job; the next send carries the ack. One that has left is not acked."""
+        with self.lock:
+            if self.leases.apply(lease, Event.ACK):
+                self.pending.add(lease)
+
+    def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
+        """Requeue jobs in the order given (newest first for the front); a run of one has ended.
+        What cannot be sent now is sent as soon as the server can be asked."""
+        self._return(leases, Event.REQUEUE, where)
+
+    def close(self, leases: Iterable[Lease], where: str = "front") -> None:
+        """Close the channel of jobs: those that run continue, the others are requeued."""
+        self._return(leases, Event.CLOSE, where)
+
+    def _return(self, leases: Iterable[Lease], event: Event, where: str) -> None:
+        with self.lock:
+            for lease in leases:
+                self.pending.add_return(lease, event, where)
+            returning = self.leases.counts[State.RETURNING]
+            if returning:
+                try:
+                    self.flush()
+                except RedisError as exc:
+                    logger.warning(NOT_YET, returning, exc)
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a job that has left by another way than an ack, a requeue or a park."""
+        with self.lock:
+            self.pending.drop(lease)
+
+    def park(self, lease: Lease, due: float) -> bool:
+        """Move a job that is due then (server ms) to the parked set with the next send, if that is
+        worth it; return False if the job stays."""
+        with self.lock:
+            return self.pending.add_park(lease, int(due))
 
     def requeue_waiting(self, leases: Iterable[Lease]) -> list[Lease]:
         """Requeue, in this order, those that wait to be started, which now cannot; return these. A
@@ -299,7 +264,7 @@ class InFlight(Outbox):
         was announced when the owner was declared dead."""
         self.drop(lease)
         if not lease.is_taken_away:
-            self.announce(lease.job)
+            self.pending.announce(lease)
 
     def lose_all(self, owner: str) -> None:
         """Announce the running jobs of an owner that the server has declared dead or forgotten, and
@@ -307,12 +272,38 @@ class InFlight(Outbox):
         saves a second run, a later one removes nothing."""
         with self.lock:
             leases = [lease for lease in self.leases if lease.job.owner == owner]
-            for lease in leases:
-                self._drop_start(lease)
             waiting = [lease for lease in leases if lease.state is State.RESERVED]
             self.requeue(reversed(waiting))
             lost = [lease for lease in leases if lease.runs]
             for lease in lost:
                 lease.is_taken_away = True
         for lease in lost:
-            self.announce(lease.job)
+            self.pending.announce(lease)
+
+    # -- what is sent
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is to be sent."""
+        return self.pending.has_unsent
+
+    @property
+    def unread(self) -> bool:
+        """Whether replies are to be read."""
+        return self.pending.has_unread
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Send what is pending; without ``wait`` read the replies later, with other ones."""
+        self.pending.flush(wait=wait)
+
+    def post(self) -> None:
+        """Send what is pending, and read the replies later."""
+        self.pending.flush(wait=False)
+
+    def rest(self) -> None:
+        """Let other parts of this process have the connection if it lies idle."""
+        self.pending.let_rest()
+
+    def release_connection(self) -> None:
+        """Give the connection back to its pool, unless it is in use."""
+        self.pending.release_connection()

@@ -73,8 +73,9 @@ class Lease:
     job: Job
     counters: Counters | None = None  # None: the server remembers no earlier delivery
     state: State = State.FETCHED
-    #: The server has the note that the job has not begun. False: it counts as running there.
-    has_waiting_note: bool = True
+    #: Whether the server has the note that the job has not begun; False: it counts as running
+    #: there; None: a command that changes this has no reply yet, or its reply was lost.
+    has_waiting_note: bool | None = True
     is_suspect: bool = False  # it was on probation
     #: Nothing is claimed until this job leaves (``QoS.credit``).
     stops_claims: bool = False

@@ -1,58 +1,68 @@
-"""Claims whose reply was lost: what the server has for this owner, and nobody here knows."""
+"""Reconciles the private list of an owner with the leases of this process: a lost reply may have
+spoken of claims that have no lease here.
+
+The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later; so
+does an owner that leaves. If the process dies before that, the reaper returns those jobs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from ...model.job import Counters
 from ...store.batches import BATCH
 from ...store.private_lists import CLAIM_BYTES, Held
-from .lease import Lease
-from .outbox import Outbox
+from .lease import Event, Lease
+from .pending import PendingLeases
 
-#: Seconds from one look to the second: a network that stood still may bring a claim in between.
+#: Seconds from a reconcile to its second check: a network that stalled may bring a claim late.
 LATE_CLAIM = 60.0
 
-#: Seconds for which settled jobs are remembered. A replica that is promoted lags by seconds.
-SETTLED = 120.0
+#: Seconds for which acked claims are remembered. A replica that is promoted lags by seconds.
+REMEMBERED = 120.0
 
 
 class LostClaims:
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox, self.leases, self.lists = outbox, outbox.leases, outbox.lists
-        #: When a doubt that was cleared is looked into once more (monotonic s).
+    """Claims of this process that have no lease, since the reply to them was lost."""
+
+    def __init__(self, pending: PendingLeases) -> None:
+        self.pending, self.leases, self.lists = pending, pending.leases, pending.lists
+        #: When the second check is due (monotonic s).
         self._second_look = math.inf
 
     @property
     def due(self) -> bool:
-        return self.outbox.doubt or monotonic() >= self._second_look
+        """Whether a reply was lost, or the second check is due."""
+        return self.pending.needs_reconcile or monotonic() >= self._second_look
 
     @property
     def none_left(self) -> bool:
-        """Whether the server has nothing of ours that nobody here knows, nor will."""
-        return not self.outbox.doubt and self._second_look == math.inf
+        """Whether the server has no claim without a lease, and will get none."""
+        return not self.pending.needs_reconcile and self._second_look == math.inf
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
-        """Give back what landed from some queue lists (-> ms of x-expires), and what is claimed and
-        nobody here knows, since its reply was lost; the number of jobs. What was settled lately is
-        settled again: a promoted replica may not have seen it."""
-        outbox = self.outbox
-        with outbox.lock:
-            outbox.flush()
-            # A doubt that comes up from here on asks for another look.
-            outbox.doubt = False
+        """Requeue what landed from some queue lists (-> ms of x-expires), and claims that have no
+        lease; return the number of jobs. Jobs that were acked recently are acked again: a promoted
+        replica may not have seen that.
+
+        Raises RedisError where the server cannot be asked; the reconcile is due again.
+        """
+        pending = self.pending
+        with pending.lock:
+            pending.flush()
+            # A reply that is lost from here on asks for another reconcile.
+            pending.needs_reconcile = False
             try:
                 back = self.lists.unland(owner, lists)
                 held = self.lists.held(owner)
                 self._record_starts_again(owner, held)
                 back += self._requeue_unknown(owner, held.claims)
-                outbox.flush()
+                pending.flush()
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
-                outbox.doubt = True
+                pending.needs_reconcile = True
                 raise
-            # A first look asks for a second.
             now = monotonic()
             self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
             return back
@@ -63,32 +73,27 @@ class LostClaims:
         waiting = set(held.claims) - held.running
         for lease in self.leases:
             if lease.job.owner == owner and lease.job.claim_id in waiting and lease.runs:
-                self.outbox.record(lease)
+                lease.has_waiting_note = True
+                self.pending.add(lease)
 
     def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
-        ours = {lease.job.claim_id for lease in self.leases if lease.job.owner == owner}
-        unknown = [id for id in claims if id not in ours]
-        since = monotonic() - SETTLED
-        lately = {id for at, id in self.outbox.lately if at > since}
+        known = {lease.job.claim_id for lease in self.leases if lease.job.owner == owner}
+        unknown = [id for id in claims if id not in known]
+        since = monotonic() - REMEMBERED
+        acked = {id for at, id in self.pending.recently_acked if at > since}
         back = at = 0
         while at < len(unknown):
             jobs, seen = self.lists.jobs(owner, unknown[at : at + BATCH], CLAIM_BYTES)
             at += seen
-            # Each may have a history: its ack deletes that, too.
-            leases = [Lease(job, Counters()) for job in jobs]
-            for lease in leases:
+            for job in jobs:
+                # It may have a history: an ack deletes that, too.
+                lease = Lease(job, Counters())
                 self.leases.add(lease)
-            leases = self._settle_again(leases, lately)
-            self.outbox.requeue(leases)
-            back += len(leases)
+                if job.claim_id in acked:
+                    self.leases.apply(lease, Event.ACK)
+                    self.pending.add(lease)
+                else:
+                    self.pending.add_return(lease, Event.REQUEUE)
+                    back += 1
+            self.pending.flush()  # batch by batch: each job is in memory until it has left
         return back
-
-    def _settle_again(self, leases: Sequence[Lease], lately: Collection[str]) -> list[Lease]:
-        """Ack the jobs whose claims were settled ``lately``; return the other leases."""
-        others = []
-        for lease in leases:
-            if lease.job.claim_id in lately:
-                self.outbox.ack(lease)
-            else:
-                others.append(lease)
-        return others

@@ -23,6 +23,7 @@ from ...signals import job_killed
 from ...store.counters import Outcome, StrikeCounters
 from .in_flight import InFlight
 from .lease import Lease
+from .suspect_claims import SuspectClaims
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -37,9 +38,9 @@ class Settlement:
     ``job_recovering``.
     """
 
-    def __init__(self, in_flight: InFlight) -> None:
-        self.in_flight = in_flight
-        self.database, self.config = in_flight.database, in_flight.config
+    def __init__(self, in_flight: InFlight, suspects: SuspectClaims) -> None:
+        self.in_flight, self.suspects = in_flight, suspects
+        self.database, self.config = in_flight.database, in_flight.database.config
         self.strike_counters = StrikeCounters(in_flight.database)
 
     def recover_or_kill(
@@ -97,12 +98,11 @@ class Settlement:
             no message must be sent: ownership was lost, or a settled job has used up its strikes.
         """
         job = lease.job
-        self.in_flight.confirm_starts()
         for _ in range(DECISIONS):
             if not settled:
                 if lease.is_gone:
                     return None
-                if not self.in_flight.lists.has(job):
+                if not self.in_flight.pending.lists.has(job):
                     self.in_flight.lose(lease)
                     return None
             now = self.database.server_time() // 1000
@@ -148,7 +148,6 @@ class Settlement:
 
     def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
         """Dead-letter a job that never ran, since Celery cannot run it."""
-        self.in_flight.confirm_starts()
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
             recovery = self._recovery(lease, reason, Running(), limits)
@@ -185,7 +184,6 @@ class Settlement:
         changed in between. If the reply to an earlier try was lost, find the job's entry in its
         history instead of counting it twice. Return None if no decision held: the job is
         requeued."""
-        self.in_flight.confirm_starts()
         counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
         for _ in range(DECISIONS):
             recovery = replace(self._recovery(lease, reason, running, limits), **changes)
@@ -217,7 +215,7 @@ class Settlement:
         in_flight, queue_list = self.in_flight, lease.job.queue_list
         if lease.is_gone:
             return None
-        expires = in_flight.expires.get(queue_list, 0)
+        expires = in_flight.pending.expires.get(queue_list, 0)
         make = in_flight.runner.notice if notice else None
         [outcome] = self.strike_counters.carry_out(
             [(recovery, decision)], expires, marked=False, notice=make
@@ -230,5 +228,5 @@ class Settlement:
             return None
         in_flight.drop(lease)
         if recovery.probation and decision is Decision.RECOVER:
-            in_flight.suspects |= {queue_list}
+            self.suspects.add_lists([queue_list])
         return outcome

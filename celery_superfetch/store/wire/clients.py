@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from .connections import NotServed, Params, is_ours
-from .scripts import CHECKOUT, asked
+from .pipeline import CHECKOUT, asked
 from .server import info
 
 #: Socket -> the id of its connection, and the run of the server there.

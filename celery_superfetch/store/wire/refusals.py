@@ -12,7 +12,7 @@ from typing import Any
 
 from redis import Redis
 
-from .scripts import CHECKOUT, asked
+from .pipeline import CHECKOUT, asked
 from .server import is_passing
 
 

@@ -205,9 +205,9 @@ class FetchLoop:
 
     def _send_during_solo_run(self) -> None:
         self.reads.queues_are_empty = False  # the first claim after the solo run looks at them
-        job_before = self.owner.leases.solo
+        job_before = self.owner.suspects.solo
         self.owner.leases.flush()
-        if job_before is not None and self.owner.leases.solo is None:  # its ack was sent
+        if job_before is not None and self.owner.suspects.solo is None:  # its ack was sent
             self.poller.ring()
 
     def _claim(self, room: int) -> None:

@@ -79,13 +79,13 @@ class Probation:
     @property
     def excludes_others(self) -> bool:
         """Whether no other job may be claimed now: in a solo run, and in a quiesce."""
-        return self.owner.leases.solo is not None or self._quiesces
+        return self.owner.suspects.solo is not None or self._quiesces
 
     def act(self, lists: Sequence[str], queues_are_empty: bool) -> None:
         """End a solo window that is over; begin, continue or end a quiesce; claim a suspect of
         these lists if it may run now."""
         self._end_solo_window()
-        if self.owner.leases.solo is not None:
+        if self.owner.suspects.solo is not None:
             if self._quiesces and self._is_time:
                 self._delay_next_try()
                 # The quiesce lasts until the solo run ends: from that the server computes for how
@@ -114,7 +114,7 @@ class Probation:
 
     def _end_solo_window(self) -> None:
         """Let other jobs start alongside the suspect that has run alone for its time limit."""
-        suspect = self.owner.leases.end_solo()
+        suspect = self.owner.suspects.end_solo()
         if suspect is not None:
             logger.info(
                 "Job %s, on probation, has had this process for itself for long enough: from now "
@@ -124,7 +124,7 @@ class Probation:
 
     def _waiting(self, lists: Sequence[str]) -> list[str]:
         """Return those of some queue lists that have suspects, as far as this owner knows."""
-        with_suspects = self.owner.leases.suspects
+        with_suspects = self.owner.suspects.lists
         if not with_suspects:
             return []
         return [*islice((name for name in lists if name in with_suspects), MOST_LISTS)]
@@ -132,7 +132,7 @@ class Probation:
     def _claim_first(self, waiting: Sequence[str]) -> None:
         """Claim one suspect, of the first queue list that still has one, for a solo run."""
         for name in waiting:
-            lease = self.owner.leases.claim_alone(self.owner.name, name, _solo_window)
+            lease = self.owner.suspects.claim_alone(self.owner.name, name, _solo_window)
             if lease is not None:
                 self._others_first = True
                 self.backlog.ready.append(lease)
@@ -146,7 +146,7 @@ class Probation:
                 return
 
     def _claim_alongside(self, queue_list: str) -> None:
-        lease = self.owner.leases.claim_alongside(self.owner.name, queue_list, _solo_window)
+        lease = self.owner.suspects.claim_alongside(self.owner.name, queue_list, _solo_window)
         if lease is not None:
             self.backlog.ready.append(lease)
             logger.warning(
@@ -189,7 +189,7 @@ class Probation:
         any, tell it that the quiesce has lasted until now and has served its purpose."""
         room = self._suspects.make_room(self.owner.name, waiting, FIRST_QUIESCE_S, WORK_FACTOR)
         if room.none:
-            self.owner.leases.found_no_suspects(waiting)
+            self.owner.suspects.remove_lists(waiting)
         return room
 
 

@@ -69,7 +69,7 @@ def wait(bench: Bench) -> None:
     owner = bench.owner()
     ids = [job.claim_id for job in give(bench, owner)]
     bench.client.hdel(bench.keys.private(owner.owner), *(WAITS + id for id in ids))
-    bench.lists.unrecord(owner.owner, ids)
+    bench.run(bench.lists.clear_starts(owner.owner, ids))
     assert not bench.lists.held(owner.owner).running
 
 

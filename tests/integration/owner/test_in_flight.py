@@ -194,10 +194,10 @@ def test_giving_all_back_gives_equal_payloads_back_as_often_as_held(bench, owner
 
 def test_what_an_owner_that_was_lost_has_on_its_way_out_gets_there(bench, owner):
     acked, returned = bench.take(owner, payload("acked"), payload("returned"))
-    bench.driver.finish(acked)
     bench.client.set("mail", "a text")
     bench.driver.requeue([returned.job])
     bench.client.delete("mail")
+    bench.driver.finish(acked)
     assert settling(bench.driver) == (1, 1)
     bench.driver.learn(owner.owner)
     bench.driver.retry_requeue_now(returned.job)

@@ -41,8 +41,8 @@ def test_an_ack_knows_whether_anything_of_it_was_there(bench, owner, gone, start
 def test_what_runs_no_longer_is_no_record_and_is_held(bench, owner):
     bench.push("mail", b"1", b"2")
     one, two = (claimed.job for claimed in bench.claim(owner, starts=2).jobs)
-    bench.lists.unrecord(owner.owner, [])
-    bench.lists.unrecord(owner.owner, [one.claim_id, "ff:mail"])
+    bench.run(bench.lists.clear_starts(owner.owner, []))
+    bench.run(bench.lists.clear_starts(owner.owner, [one.claim_id, "ff:mail"]))
     assert bench.lists.held(owner.owner).running == {two.claim_id}
     assert bench.held(owner) == [two, one]
 

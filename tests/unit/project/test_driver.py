@@ -13,7 +13,7 @@ from support.house import HERE
 
 INTERNALS = "celery_superfetch.owner.in_flight"
 #: Parts of an owner, by names that nothing else has attributes of.
-PARTS = {"in_flight", "leases", "lost_claims", "lost_jobs", "outbox", "settlement"}
+PARTS = {"in_flight", "leases", "lost_claims", "lost_jobs", "pending", "settlement"}
 
 #: Files that may know the internals: the port, and the tests of one class without a server.
 MAY_KNOW = {

@@ -15,7 +15,7 @@ PARTS = {
     "heartbeat_session",
     "in_flight",
     "lost_claims",
-    "outbox",
+    "pending",
     "permit",
     "parking",
 }

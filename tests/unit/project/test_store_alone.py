@@ -21,7 +21,7 @@ SPEAKERS = {"client", "pipe", "pipeline", "redis"}
 ALWAYS = {"execute_command", "pipeline", "read_response", "send_command", "send_packed_command"}
 #: Of a ``Structure``, and classes that spell what only its methods should.
 INNER = {"keys", "scripts"}
-SPELLERS = {"Call", "Keys", "Line", "Scripts", "packed"}
+SPELLERS = {"Call", "Command", "Keys", "Pipeline", "Scripts", "packed"}
 KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "app.chords": {".delete", ".lrange", ".zrange"},
     "app.dead_results": {".delete"},
     # It sends calls, which the store has made, together.
-    "owner.in_flight.outbox": {"Call", "Line", ".scripts"},
+    "owner.in_flight.pending": {"Call", "Command", "Pipeline", ".scripts"},
     "console.web.hiding": {".keys"},  # of a dictionary in a job's arguments
 }
 

@@ -37,6 +37,20 @@ def test_a_job_that_a_signal_handler_requeues_during_its_start_does_not_start(
     assert bench.queue() == [A]
 
 
+@pytest.mark.parametrize("point", [1, 2], ids=["before", "sent"])
+def test_a_job_whose_start_is_killed_waits_again(bench, owner, faults, driver, point):
+    """No pool has it: it would stay here, running for ever."""
+    bench.push("mail", A)
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    driver.reserve(claimed.job)
+    faults.arm(Fault.KILLED, point)
+    with pytest.raises(GreenletExit):
+        driver.start(claimed.job)
+    assert driver.is_reserved(claimed.job)
+    driver.reconcile(owner.owner, {"mail": 0})
+    assert bench.recorded(owner) == []
+
+
 def test_a_reconcile_that_is_killed_is_still_needed(bench, owner, faults, driver):
     bench.push("mail", A)
     bench.claim(owner)

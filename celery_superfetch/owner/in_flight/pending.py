@@ -1,0 +1,369 @@
+"""The leases whose state the server does not know yet, and the sends that report those states.
+
+``InFlight`` adds a lease after each event that concerns the server, and flushes. One send has, in
+this order, requeues, parks, waiting notes, acks with starts, and at last a claim. What has no reply
+is pending again, and sent again: the server finds that it was carried out, and does nothing.
+
+Pending leases are in memory alone. If the process dies, a job whose ack was not sent is in the
+private list, and the reaper has it run again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from threading import RLock
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from ...model.job import Job
+from ...model.log_text import one_line_each
+from ...model.process import own_pid
+from ...store.batches import batches
+from ...store.database import Database, chunks
+from ...store.history import History
+from ...store.parked import Parked
+from ...store.private_lists import PrivateLists
+from ...store.wire.call import Call
+from ...store.wire.pipeline import Command, Pipeline
+from .lease import HELD, RUNS, Event, Lease, Leases, State
+from .lost_jobs import LostJobs
+from .lost_ownership import announce
+from .parking import Parking
+
+logger = one_line_each(logging.getLogger(__name__))
+
+#: Replies to acks that a later send reads together, since a read of the socket costs as much as a
+#: send. Without it, a worker on threads runs 0.88 to 0.90 times as many jobs a second.
+LEFT_MOST = 16
+
+#: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
+ACKS = 1000
+
+REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
+
+NOT_YET = (
+    "%d jobs could not be given back to their queues yet (%s). They are safe in the private lists, "
+    "and go back when the server takes them, or by the reaper."
+)
+
+
+def job_of(lease: Lease) -> Job:
+    """Return the job of a lease."""
+    return lease.job
+
+
+class PendingLeases:
+    """The leases of one process whose state is to be sent, and the connection that sends it.
+
+    Its lock guards all leases. It is held over a send, so that no event comes between the states
+    that are read and the replies to what they required.
+    """
+
+    def __init__(self, database: Database, leases: Leases) -> None:
+        self.leases = leases
+        self.lists = PrivateLists(database)
+        self.history = History(database)
+        self.parked, self.parking = Parked(database), Parking()
+        self.lost_jobs = LostJobs(database)
+        self.lock = RLock()
+        self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
+        #: A reply was lost: the private list may hold jobs that have no lease here.
+        self.needs_reconcile = False
+        #: Claims that were acked, and when (monotonic s), the latest last.
+        self.recently_acked: deque[tuple[float, str]] = deque(maxlen=10_000)
+        self._scripts = database.scripts
+        self._pipeline = Pipeline(self._scripts)
+        self._pid = own_pid()
+        self._pending: dict[Lease, None] = {}  # in the order in which they are sent
+        self._unanswered: list[Lease] = []  # sent in vain: they are pending before the others
+        self._parks_from = 0.0  # when the server, which refused that, is asked to park again
+        self._is_sending = False
+        self._must_send_again = False  # leases became pending during a send
+        self._refusal: Exception | None = None  # the latest error with which the server answered
+        self._lost: list[Lease] = []  # ownership was lost, and that is to be announced
+
+    # -- what is to be sent
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something is to be sent."""
+        return bool(self._pending or self._unanswered)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether replies are to be read."""
+        return self._pipeline.has_unread
+
+    def add(self, lease: Lease) -> None:
+        """Let the next send report the state of a lease, behind those that were added before."""
+        self._pending.pop(lease, None)
+        self._pending[lease] = None
+
+    def add_return(self, lease: Lease, event: Event, where: str = "front") -> None:
+        """Apply an event to a lease; if its job is to be requeued after that, add it."""
+        if self.leases.apply(lease, event) is State.RETURNING:
+            lease.returns_to = where
+            self.add(lease)
+
+    def add_park(self, lease: Lease, due_ms: int) -> bool:
+        """Let the next send move a job that is due at a time of the server's clock to the parked
+        set; return False if that is not worth it, or the server refused a moment ago."""
+        if not self.parking.is_worth(due_ms) or monotonic() < self._parks_from:
+            return False
+        if self.leases.apply(lease, Event.PARK):
+            lease.due_ms = due_ms
+            self.add(lease)
+        return True
+
+    def drop(self, lease: Lease) -> None:
+        """Forget a job that has left."""
+        self.leases.apply(lease, Event.LEAVE)
+        self._pending.pop(lease, None)
+
+    def announce(self, lease: Lease) -> None:
+        """Announce that ownership of a job was lost."""
+        announce(lease.job, self.history)
+
+    # -- the send
+
+    def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
+        """Send what is pending, and then ``last``, whose reply it returns. Without ``wait`` other
+        replies are read by a later send. A signal handler that interrupts a send only asks for
+        another one.
+
+        Raises:
+            RedisError, OSError: what had no reply, or was refused, is pending again.
+        """
+        with self.lock:
+            if self._pid != own_pid():  # the connection, and the replies on it, are the parent's
+                self._pid, self._pipeline = own_pid(), Pipeline(self._scripts)
+                self._is_sending = False
+            if self._is_sending:
+                if last is not None:
+                    raise RuntimeError("a signal handler may not claim in the midst of a send")
+                self._must_send_again = True
+                return None
+            self._is_sending = True
+            try:
+                reply = self._send(last, wait)
+            finally:
+                self._is_sending = False
+            return self._checked(reply, last)
+
+    def _send(self, last: Call | None, wait: bool) -> Any:
+        """Send, and send again what became pending meanwhile; return the reply to ``last``."""
+        if self._pipeline.has_late_replies:
+            # Their connection may be lost by now, which is no reason not to ask on another.
+            with suppress(RedisError):
+                self._exchange([], wait=True)
+            self._pipeline.release()
+        self._refusal = None
+        replies: list[Any] = []
+        end = [] if last is None else [Command(last, replies.append, int)]
+        self._must_send_again = True
+        while self._must_send_again:
+            self._must_send_again = False
+            ending, others = self._commands()
+            commands = [*ending, *others, *end]
+            if commands or self._pipeline.has_unread:
+                # A caller that requeues or parks relies on it: a channel closes only once.
+                self._exchange(commands, wait=wait or bool(ending))
+            end = []
+        return replies[0] if replies else None
+
+    def _exchange(self, commands: Sequence[Command], *, wait: bool) -> None:
+        try:
+            self._pipeline.send(commands, wait=wait, leave=LEFT_MOST)
+        except BaseException:  # also the end of a greenlet, and what a signal handler raises
+            self.needs_reconcile = True
+            raise
+
+    def _checked(self, reply: Any, last: Call | None) -> Any:
+        """Announce what was lost; raise what was refused; return the reply to ``last``."""
+        lost, self._lost = self._lost, []
+        for lease in lost:
+            self.announce(lease)
+        if self._refusal is not None:
+            # The caller does not get the reply to a claim then.
+            self.needs_reconcile = self.needs_reconcile or last is not None
+            raise self._refusal
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _commands(self) -> tuple[list[Command], list[Command]]:
+        """Return the commands that the states of the pending leases require: those by which jobs
+        go elsewhere, and the others. From here on it is up to their replies what is pending."""
+        pending = [*self._unanswered, *self._pending]
+        self._unanswered, self._pending = [], {}
+        try:
+            return self._commands_for(dict.fromkeys(pending))
+        except BaseException:
+            self._unanswered = pending
+            raise
+
+    def _commands_for(self, pending: Iterable[Lease]) -> tuple[list[Command], list[Command]]:
+        now = monotonic()
+        returning, parking, waiting, starting, acked = [], [], [], [], []
+        for lease in pending:
+            if lease.state is State.SETTLED:
+                acked.append(lease)
+            elif lease.state in RUNS:
+                if lease.has_waiting_note is not False:
+                    starting.append(lease)
+            elif lease.state in HELD:
+                if lease.has_waiting_note is not True and not lease.is_cut_short:
+                    waiting.append(lease)
+            elif lease.state is State.PARKING:
+                parking.append(lease)
+            elif lease.state is State.RETURNING:
+                if lease.returns_after <= now:
+                    returning.append(lease)
+                else:
+                    self._pending[lease] = None
+        ending = [*self._requeues(returning), *self._parks(parking)]
+        return ending, [*self._notes(waiting), *self._settles(acked, starting)]
+
+    def _requeues(self, returning: Sequence[Lease]) -> Iterator[Command]:
+        for where in ("front", "back"):
+            for some in batches([one for one in returning if one.returns_to == where], job_of):
+                expires = self.expires.get(some[0].job.queue_list, 0)
+                stopped = {lease.job for lease in some if lease.is_cut_short}
+                call = self.lists.requeue([*map(job_of, some)], where, expires, stopped)
+                on_reply = partial(self._on_requeued, some)
+                yield Command(call, on_reply, partial(self._on_requeue_lost, some))
+
+    def _parks(self, parking: Sequence[Lease]) -> Iterator[Command]:
+        for some in batches(parking, job_of):
+            call = self.parked.park({lease.job: lease.due_ms for lease in some})
+            on_reply = partial(self._on_parked, some)
+            yield Command(call, on_reply, partial(self._unanswered.extend, some))
+
+    def _notes(self, waiting: Sequence[Lease]) -> Iterator[Command]:
+        for some in batches(waiting, job_of):
+            call = self.lists.clear_starts(
+                some[0].job.owner, [lease.job.claim_id for lease in some]
+            )
+            yield Command(
+                call, partial(self._on_noted, some), partial(self._on_settle_lost, [], some)
+            )
+            for lease in some:
+                lease.has_waiting_note = None  # until the reply: a start is recorded behind it
+
+    def _settles(self, acked: Sequence[Lease], starting: Sequence[Lease]) -> Iterator[Command]:
+        """Yield commands for each owner: a plain one for jobs without a history, which also records
+        the starts, and a script for those with one."""
+        for owner in dict.fromkeys(lease.job.owner for lease in chain(acked, starting)):
+            own = [lease for lease in acked if lease.job.owner == owner]
+            starts = [lease for lease in starting if lease.job.owner == owner]
+            plain = [lease for lease in own if lease.counters is None]
+            for some in [*chunks(plain, ACKS)] or [[]]:
+                if some or starts:
+                    call = self.lists.settle(owner, [*map(job_of, some)], map(job_of, starts))
+                    yield self._settle(call, some, starts)
+                    starts = []
+            for some in chunks([lease for lease in own if lease.counters is not None], ACKS):
+                call = self.lists.settle_counted(owner, [*map(job_of, some)])
+                yield self._settle(call, some, [])
+
+    def _settle(self, call: Call, acks: Sequence[Lease], starts: Sequence[Lease]) -> Command:
+        for lease in starts:
+            lease.has_waiting_note = None  # until the reply: if it is taken back, a note follows
+        on_reply = partial(self._on_settled, acks, starts)
+        return Command(call, on_reply, partial(self._on_settle_lost, acks, starts))
+
+    # -- what became of what was sent
+
+    def _on_requeued(self, some: Sequence[Lease], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            # What the server refuses must not stop claims and acks.
+            for lease in some:
+                lease.returns_after = monotonic() + REFUSED_INTERVAL
+            self._unanswered += some
+            logger.error(NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
+            return
+        missing = {*reply}
+        for number, lease in enumerate(some, 1):
+            if number in missing and lease.state is State.RETURNING:
+                self.lost_jobs.add(lease.job, lease.has_run, lease.requeue_was_sent)
+            self.drop(lease)
+
+    def _on_requeue_lost(self, some: Sequence[Lease]) -> None:
+        for lease in some:
+            lease.requeue_was_sent = True
+        self._unanswered += some
+
+    def _on_parked(self, some: Sequence[Lease], reply: Any) -> None:
+        if not isinstance(reply, Exception):
+            self.parking.parked(min(lease.due_ms for lease in some))
+            for lease in some:
+                self.drop(lease)
+            return
+        self._parks_from = monotonic() + REFUSED_INTERVAL
+        for lease in reversed(some):
+            self.add_return(lease, Event.REFUSE)
+        self._must_send_again = True
+        logger.error(
+            "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
+            "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",
+            len(some),
+            reply,
+            some[0].job.queue_list,
+            REFUSED_INTERVAL,
+        )
+
+    def _on_noted(self, some: Sequence[Lease], reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self._refusal = reply
+            self._unanswered += some
+            return
+        for lease in some:
+            lease.has_waiting_note = True
+
+    def _on_settled(self, acks: Sequence[Lease], starts: Sequence[Lease], reply: Any) -> None:
+        """Note what was carried out. If the server found nothing of what the acks removed,
+        ownership was lost: of all jobs of an owner at once."""
+        if isinstance(reply, Exception):
+            self._refusal = reply
+            self._unanswered += [*acks, *starts]
+            return
+        for lease in starts:
+            lease.has_waiting_note = False
+        now = monotonic()
+        for lease in acks:
+            self.recently_acked.append((now, lease.job.claim_id))
+            if not (reply or lease.ack_was_sent or lease.is_taken_away):
+                self._lost.append(lease)
+            self.leases.apply(lease, Event.LEAVE)
+
+    def _on_settle_lost(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
+        for lease in acks:
+            lease.ack_was_sent = True
+        self._unanswered += [*acks, *notes]
+
+    # -- the connection
+
+    def let_rest(self) -> None:
+        """Let other parts of this process have the connection if it lies idle."""
+        if self._pipeline.is_idle and self.lock.acquire(blocking=False):
+            try:
+                if self._pipeline.is_idle and not self._is_sending:
+                    self._pipeline.release()
+            finally:
+                self.lock.release()
+
+    def release_connection(self) -> None:
+        """Give the connection back to its pool, unless it is in use or replies are to be read."""
+        if self.lock.acquire(blocking=False):  # else another thread may be using it
+            try:
+                if not (self._is_sending or self._pipeline.has_unread):
+                    self._pipeline.release()
+            finally:
+                self.lock.release()
