@@ -194,11 +194,21 @@ def _module(package: str, place: str, was: str) -> Any:
     return importlib.import_module(f"{package}.{name}") if name else None
 
 
-def lines() -> list[Any]:
-    """The classes by which our code, and that of another checkout, send their scripts."""
-    names = "store.wire.scripts", "scripts"
-    before = [module_before(*names).Line] if CHECKOUT in os.environ else []
-    return [_module(OWN, *names).Line, *before]
+def senders() -> dict[Any, str]:
+    """The classes by which our code, and that of another checkout, send commands -> the name of
+    their method that packs some."""
+    packages = [OWN]
+    if CHECKOUT in os.environ:
+        import_before()
+        packages.append(f"{OWN}_before")
+    return dict(map(_sender, packages))
+
+
+def _sender(package: str) -> tuple[Any, str]:
+    try:
+        return _module(package, "store.wire.pipeline", "pipeline").Pipeline, "_packed"
+    except ModuleNotFoundError:  # an older checkout; in its worker it has our package's name
+        return _module(package, "store.wire.scripts", "scripts").Line, "packed"
 
 
 def skipped_here() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from compare import lines
+from compare import senders
 from redis.connection import AbstractConnection
 
 
@@ -17,7 +17,8 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
     """
     send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
     packed = AbstractConnection.send_packed_command
-    ours = {line: line.packed for line in lines()}
+    names = senders()
+    ours = {sender: getattr(sender, name) for sender, name in names.items()}
 
     def noted_send(connection: Any, *args: Any, **kwargs: Any) -> Any:
         note(1, 0)
@@ -32,16 +33,16 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
         note(0, 1)
         return packed(connection, *args, **kwargs)
 
-    def noted_ours(line: Any, calls: Any, wait: bool) -> Any:
-        note(len(calls), 0)
-        return ours[type(line)](line, calls, wait)
+    def noted_ours(sender: Any, commands: Any, wait: bool) -> Any:
+        note(len(commands), 0)
+        return ours[type(sender)](sender, commands, wait)
 
-    def put(of_lines: Any, *methods: Any) -> None:
+    def put(of_senders: Any, *methods: Any) -> None:
         AbstractConnection.send_command = methods[0]  # type: ignore[method-assign]
         AbstractConnection.pack_commands = methods[1]  # type: ignore[method-assign]
         AbstractConnection.send_packed_command = methods[2]  # type: ignore[method-assign]
-        for line in ours:
-            line.packed = of_lines[line]
+        for sender, name in names.items():
+            setattr(sender, name, of_senders[sender])
 
     put(dict.fromkeys(ours, noted_ours), noted_send, noted_pack, noted_packed)
     return lambda: put(ours, send, pack, packed)
