@@ -1,8 +1,14 @@
-"""Private lists: claim, ack, requeue, what is in flight, and which of that is said to run.
+"""Private lists: the jobs in flight of each owner, and the calls that claim, ack and requeue them.
 
-An owner's leases call this for their own jobs; the reaper and the console read the lists of others.
-If the process dies, its claims stay in the private list and what landed in the landing lists, until
-the reaper returns both.
+A private list is a hash: claim id -> payload, and beside it a waiting note for each job that has
+not begun. Most methods return a ``Call``, which the owner's leases (``owner/in_flight``) send: in
+the thread of the worker's event loop, and in the pool's threads, where a job is acked there.
+``publish_step`` is called in the process that runs the job. The reaper and the console read the
+lists of other owners (``held``, ``jobs``).
+
+If a worker dies, its jobs stay where they are until a reaper requeues them: those that it had
+claimed in its private list, and those that a blocking read has just moved in its landing lists.
+Each script is atomic, so no job is ever between two places.
 """
 
 from __future__ import annotations
@@ -35,23 +41,28 @@ from .wire.server import warn_once
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Bytes one claim takes at most, but for the jobs (eight, at most) that pass the mark together: it
-#: keeps others waiting.
+#: Bytes of jobs after which a claim takes no more: other clients wait while its script runs. The
+#: script pops several jobs at a time, so a claim may be larger by the last few.
 CLAIM_BYTES = 4 * 1024 * 1024
-#: Lists where jobs land that one script looks at: a worker may have thousands.
+#: Landing lists that one script empties: a worker may have thousands.
 UNLAND_LISTS = 1000
-#: What stands before a claim id in the names of the notes beside it: that its job has not begun,
-#: and which steps that has handed on.
+#: First letter of a note's field; the claim id follows. The waiting note says that the job has not
+#: begun; the steps note lists the steps (next links, chord bodies) that the job has published.
 WAITS, STEPS = "w", "s"
+#: Where the arguments of ``claim.lua`` have the number of its first claim.
+FIRST_NUMBER_AT = 8
 
 
 class Claims(NamedTuple):
-    registered: bool  # False: the owner is not registered (any more); nothing was claimed
+    """The reply to a claim."""
+
+    registered: bool  # False: the server does not know the owner; nothing was claimed
     jobs: Sequence[Claimed] = ()
     errors: Sequence[tuple[str, str]] = ()  # queue list -> why it could not be read
-    started: int = 0  # how many of the jobs, the first ones, count as running
+    started: int = 0  # so many of the jobs, the first ones, have no waiting note
 
     def fell_short(self, most: int) -> bool:
+        """Return whether there were fewer than ``most`` jobs, so that the queues are empty now."""
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
         return len(self.jobs) < most and size < CLAIM_BYTES
 
@@ -60,19 +71,20 @@ class Held(NamedTuple):
     """What an owner holds, by claim ids."""
 
     claims: Sequence[str]  # the newest first
-    running: frozenset[str]  # those of ours of which no note says that they wait
+    running: frozenset[str]  # those without a waiting note; ids written by hand are left out
 
 
 class PrivateLists(Structure):
-    """Jobs in flight (``superfetch:private:<owner>``), and those that a blocking read has let land
-    and no claim has named yet (``superfetch:landing:<owner>:<queue list>``)."""
+    """Jobs in flight (``superfetch:private:<owner>``), and jobs that a blocking read has moved away
+    from a queue and no claim has taken yet (``superfetch:landing:<owner>:<queue list>``)."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._next_number = 0
 
     def _numbers(self, count: int) -> int:
-        """The first of so many numbers of claims."""
+        """Reserve numbers for so many claims of this process; return the first. They grow with the
+        time, so that claim ids tell which claim is older."""
         first = max(self._next_number, int(time()) * CLAIMS_A_SECOND)
         self._next_number = first + count
         return first
@@ -86,9 +98,17 @@ class PrivateLists(Structure):
         landed: Collection[str] = (),
         starts: int = 0,
     ) -> Call:
-        """The call, for ``claims``, that claims up to ``most`` jobs: first what has ``landed`` from
-        some of these ``lists``, then from all, of ``turn`` neighbours (equal queues) one each in
-        turn; with a turn of 0 only what landed. So many ``starts`` count as running."""
+        """Return the call that claims jobs; ``claims`` reads its reply.
+
+        Arguments:
+            lists: the queue lists to claim from, in this order.
+            most: the number of jobs to claim at most.
+            turn: one job each is taken in rotation from so many neighbours in ``lists``, which are
+                queues of equal rank; 0: claim only what has landed.
+            landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
+            starts: so many jobs, the first ones, get no waiting note, since their consumer starts
+                them at once.
+        """
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
         prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
@@ -97,10 +117,11 @@ class PrivateLists(Structure):
         return Call("claim", names, [*args, *(numbers[name] for name in landed)])
 
     def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
+        """Read the reply to a call of ``claim`` for these lists."""
         if reply is None:
             return Claims(registered=False)
         started, rows, failures = reply
-        owner, first, jobs = call.args[0], call.args[8], []
+        owner, first, jobs = call.args[0], call.args[FIRST_NUMBER_AT], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
             job = Job(owner, name, payload, claim_id(number, name))
@@ -109,14 +130,16 @@ class PrivateLists(Structure):
         return Claims(True, jobs, errors, started)
 
     def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
-        """Send what waits for a job and lets it land, for the next claim to name; the reply is its
-        payload, or None after a time."""
+        """Send a blocking read, and return at once. When a job comes to the queue list, the server
+        moves it to the owner's landing list, from which the next claim takes it. The reply, which
+        the caller reads, is its payload, or None after ``timeout`` seconds."""
         queue, landing = self.keys.queue(queue_list), self.keys.landing(owner, queue_list)
         connection.send("BLMOVE", queue, landing, "RIGHT", "LEFT", timeout)
 
     def claim_suspect(self, owner: str, queue_list: str, alongside: bool = False) -> Call:
-        """Return the call that claims the next job on probation, to run ``alongside`` others only
-        if a quiesce for it was in vain; its last argument is the claim id."""
+        """Return the call that claims the next job on probation; its last argument is the claim
+        id. ``alongside``: the job will run beside others, since this worker has waited in vain for
+        a moment at which it runs nothing else."""
         keys = self.keys
         names = [keys.owners, keys.on_probation, keys.probation(queue_list), keys.private(owner)]
         id = claim_id(self._numbers(1), queue_list)
@@ -124,29 +147,30 @@ class PrivateLists(Structure):
         return Call("probation", names, args)
 
     def mark_suspect(self, job: Job) -> None:
-        """Let whatever returns a job put it on probation; its history must be there."""
+        """Note in a job's history that its next requeue or recovery puts it on probation. The job
+        must have a history: a new one, made here, would never expire."""
         key = self.keys.recoveries(digest(job.payload))
         try:
             self.client.hsetnx(key, "probation", 1)
         except ResponseError as exc:
             if not str(exc).startswith("WRONGTYPE"):
                 raise
-            # As scripts do (`delete_foreign`): a stranger's key counts as no history.
+            # As the scripts do: a key that another program wrote counts as no history.
             logger.warning("Key %s held no history. It was deleted, and counts as empty.", key)
             self.client.delete(key)
             self.client.hsetnx(key, "probation", 1)
 
     def settle(self, owner: str, acked: Sequence[Job], starting: Iterable[Job] = ()) -> Call:
-        """Return the plain command that acks jobs of one owner which have no history, and records
-        that others start; at least one of either. Its reply is 0 only if none of the acked jobs was
-        in the private list."""
+        """Return the plain command that removes ``acked`` jobs of one owner, which have no history,
+        and the waiting notes of ``starting`` ones; one of the two must not be empty. If its reply
+        is 0, none of the acked jobs was in the private list."""
         fields = [name for job in acked for name in names_of(job.claim_id)]
         fields += [WAITS + job.claim_id for job in starting]
         return Call("HDEL", [self.keys.private(owner)], fields, is_plain=True)
 
     def settle_counted(self, owner: str, acked: Sequence[Job]) -> Call:
-        """Return the call that acks jobs of one owner which have a history, and deletes that. Its
-        reply says how many of them were in the private list."""
+        """Return the call that removes jobs of one owner with their histories. Its reply is the
+        number of those that were in the private list."""
         keys = [self.keys.private(owner)]
         keys += [self.keys.recoveries(digest(job.payload)) for job in acked]
         return Call("ack", keys, [job.claim_id for job in acked])
@@ -154,10 +178,14 @@ class PrivateLists(Structure):
     def requeue(
         self, jobs: Sequence[Job], where: str, expires: int, stopped: Collection[Job] = ()
     ) -> Call:
-        """Return the call that gives jobs of one owner and queue list back, to the ``front`` (the
-        newest claim comes first) or the ``back``; its reply has the numbers, from 1, of those that
-        were not there. ``expires``: ms of x-expires (0: none); ``stopped``: those whose run was cut
-        short because their worker was stopping."""
+        """Return the call that requeues jobs of one owner and queue list. Its reply lists those
+        that were not in the private list, as positions in ``jobs`` from 1.
+
+        Arguments:
+            where: ``front`` or ``back`` of the queue; for the front the newest claim comes first.
+            expires: x-expires of the queue in ms; 0: none.
+            stopped: jobs whose run was cut short because their worker was stopping.
+        """
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
         names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
         names += [keys.probation(queue_list), keys.on_probation, keys.stopped, keys.stats_rows]
@@ -168,10 +196,12 @@ class PrivateLists(Structure):
             task, id = parse(job.payload)[1:3]
             record = stop_record(job, task, id) if job in stopped else ""
             args += [job.claim_id, record, self.database.counted_as(task)]
-        # Whole: one that the server does not know yet would come behind its successor.
+        # As its whole text, not by its digest: if a restarted server did not know the digest, the
+        # requeue would be sent again, and run after the commands that were sent behind it.
         return Call("requeue", names, args, whole=True)
 
     def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
+        """Requeue jobs of one owner and queue list to the front; return how many were there."""
         missing = self.scripts.run(*self.requeue(jobs, "front", expires))
         return len(jobs) - len(missing)
 
@@ -185,17 +215,34 @@ class PrivateLists(Structure):
         claim: Claim,
         is_over: bool = False,
     ) -> int:
-        """Push a step to the first of some queue lists, which expire together in so many ``ms`` (0:
-        they do not): 1; 0 where it was published before (``earlier``: one more steps note that says
-        so); -1 where the claim is over. ``is_over``: nothing of the job is left to do after it."""
+        """Publish a step of a running job, unless an earlier run of the job has published it.
+
+        Arguments:
+            name: the step's name in the steps note.
+            lists: the queue lists of its queue; it is pushed to the first. They expire together in
+                ``ms`` milliseconds; 0: they do not.
+            earlier: the steps note of earlier runs, as the claim brought it.
+            claim: the claim of the running job.
+            is_over: nothing of the job is left to do after this step.
+
+        Returns:
+            1: it was published; 0: it was published before; -1: the claim is over, another process
+            may run the job.
+        """
         if was_published(earlier, name):
             return 0
         keys = [claim.private, *map(self.keys.queue, lists)]
         return int(self.scripts.run("step", keys, [claim.id, name, int(is_over), message, ms]))
 
     def unland(self, owner: str, lists: Mapping[str, int]) -> int:
-        """Put what landed from some queue lists (-> ms of x-expires), and has no name, back in
-        front of them; how many jobs."""
+        """Put the jobs in an owner's landing lists back to the front of their queues.
+
+        Arguments:
+            lists: queue list -> its x-expires in ms (0: none).
+
+        Returns:
+            the number of these jobs.
+        """
         total = 0
         for some in chunks([*lists], UNLAND_LISTS):
             pairs = [(self.keys.landing(owner, name), self.keys.queue(name)) for name in some]
@@ -204,37 +251,44 @@ class PrivateLists(Structure):
         return total
 
     def held(self, owner: str) -> Held:
+        """Return the claims of an owner."""
         [held] = self.all_held([owner])
         return held
 
     def all_held(self, owners: Sequence[str]) -> list[Held]:
+        """Return the claims of each owner, in one round trip."""
         rows = self._at_once(("HKEYS", self.keys.private(owner)) for owner in owners)
         return [self._held(*row) for row in zip(owners, rows, strict=True)]
 
     def _held(self, owner: str, fields: Collection[bytes]) -> Held:
         waiting, claims = claims_of(fields, waiting=True), claims_of(fields)
-        # A set: to search the list for each claim would take 11 s for 20,000, and the square of it.
+        # A set: to search a list for each claim took 11 s for 20,000 claims, and four times as long
+        # for twice as many.
         there = set(fields)
-        # Written by hand: it names no queue list, or its name is not UTF-8 and cannot be asked for.
+        # Fields that were written by hand: they name no queue list, or are not UTF-8.
         odd = [name for name in claims if not queue_list_of(name) or name.encode() not in there]
         if odd:
             left_out = set(odd)
             claims = [name for name in claims if name not in left_out]
             warn_once(
                 f"The private list of owner {owner} has {len(odd)} fields that are no claims "
-                f"({', '.join(map(repr, odd[:3]))}). They stay there, and are nobody's: look at "
-                f"{self.keys.private(owner)} by HGETALL, and put on its queue what is a job."
+                f"({', '.join(map(repr, odd[:3]))}). They stay there, and no worker runs "
+                f"them: look at {self.keys.private(owner)} by HGETALL, and put on its queue "
+                "what is a job."
             )
         running = frozenset(filter(claim_number, claims)).difference(waiting)
         return Held(sorted(claims, key=claim_number, reverse=True), running)
 
     def jobs(self, owner: str, claim_ids: Sequence[str], room: int) -> tuple[list[Job], int]:
-        """The first of some claims, until they have so many bytes; of how many that speaks, since
-        some may be there no longer."""
+        """Read the first of some claims of an owner, until their payloads have ``room`` bytes.
+
+        Returns:
+            the jobs that are still there, and the number of claims that were looked at.
+        """
         return self.read([(owner, id) for id in claim_ids], room)
 
     def read(self, claims: Sequence[tuple[str, str]], room: int) -> tuple[list[Job], int]:
-        """As ``jobs``, by owners and claim ids."""
+        """Read claims as ``jobs`` does, each of an owner of its own: (owner, claim id)."""
         names = [self.keys.private(owner) for owner, _ in claims]
         payloads = self.scripts.run("payloads", names, [room, *(id for _, id in claims)])
         rows = zip(claims, payloads, strict=False)
@@ -248,12 +302,15 @@ class PrivateLists(Structure):
         return self.keys.private(owner)
 
     def key_of(self, job: Job) -> str:
+        """Return the key of the private list that has a job."""
         return self.keys.private(job.owner)
 
     def has(self, job: Job) -> bool:
+        """Return whether the claim of a job is still there."""
         return bool(self.client.hexists(self.keys.private(job.owner), job.claim_id))
 
     def has_handed_on(self, job: Job) -> bool:
+        """Return whether a job has published a step."""
         return bool(self.client.hexists(self.keys.private(job.owner), STEPS + job.claim_id))
 
     def clear_starts(self, owner: str, claim_ids: Sequence[str]) -> Call:
@@ -263,12 +320,13 @@ class PrivateLists(Structure):
 
 
 def names_of(claim_id: str) -> tuple[str, str, str]:
-    """Return the names of the fields that a claim may have: its own, and those of its two notes."""
+    """Return the fields that a claim may have: its own, and those of its two notes."""
     return claim_id, WAITS + claim_id, STEPS + claim_id
 
 
 def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:
-    """The claim ids among the fields of a private list; or those of what waits there."""
+    """Return the claim ids among the fields of a private list; with ``waiting`` those that have a
+    waiting note."""
     names = [field.decode(errors="replace") for field in fields]
     if waiting:
         return [name[len(WAITS) :] for name in names if name.startswith(WAITS)]
@@ -276,10 +334,11 @@ def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:
 
 
 def earlier_of(mark: Any) -> Counters | None:
-    """Read the mark of a claimed job: 0, or its counts, each of which may be missing."""
+    """Read a claimed job's history of earlier deliveries, as ``claim.lua`` returns it: a list of
+    counts, each of which may be missing; 0: the job has none."""
     if not isinstance(mark, list):
         return None
-    # Only a suspect's has the last one.
+    # ``probation.lua`` alone returns the last one.
     counts = ("recoveries", "strikes", "requeues", "token", "steps", "stops")
     fields = (*counts, "first_claim", "probation")
     return Counters.read(**dict(zip(fields, mark, strict=False)))
