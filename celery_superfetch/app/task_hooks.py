@@ -125,13 +125,13 @@ def _on_replace(on_replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hook_backend(backend: Any) -> None:
+    # Not by ``wraps``: each greenlet has a backend of its own, so that this is done for each job.
     backend.mark_as_done = _mark_as_done(backend.mark_as_done)
     backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
     backend.on_chord_part_return = _on_chord_part_return(backend.on_chord_part_return)
 
 
 def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(mark)
     def mark_as_done(task_id: str, *args: Any, **kwargs: Any) -> Any:
         try:
             return mark(task_id, *args, **kwargs)
@@ -145,7 +145,6 @@ def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(mark)
     def mark_as_failure(task_id: str, *args: Any, **kwargs: Any) -> Any:
         run, request = running.get(), kwargs.get("request")
         is_of_run = run is not None and run.task_id == task_id and run.phase is not Phase.BODY
@@ -159,7 +158,6 @@ def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _on_chord_part_return(count: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(count)
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
         run = running.get()
         if run is None:
