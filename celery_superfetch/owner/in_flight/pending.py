@@ -93,8 +93,12 @@ class PendingLeases:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something is to be sent."""
-        return bool(self._pending or self._unanswered)
+        """Whether something is to be sent now. A requeue that the server has just refused is not:
+        the fetch loop would send in each tick, and never wait for new jobs."""
+        if not (self._pending or self._unanswered):
+            return False
+        now = monotonic()
+        return any(lease.returns_after <= now for lease in chain(self._unanswered, self._pending))
 
     @property
     def has_unread(self) -> bool:

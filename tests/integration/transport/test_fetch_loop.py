@@ -87,3 +87,24 @@ def test_without_queues_what_is_pending_is_sent(inbox, bench):
     fetch.tick()
     assert not driver.has_unsent
     assert not bench.client.exists(bench.database.keys.private(fetch.owner.name))
+
+
+def test_a_requeue_that_the_server_refuses_keeps_the_loop_from_nothing(inbox, bench):
+    """Sent again at each tick, it kept the worker from waiting on its queues for as long as the
+    refusal lasted: jobs came up to a second late."""
+    inbox.settle_in()
+    bench.push("mail", payload(1))
+    [message] = inbox.receive(1) and inbox.messages
+    fetch = inbox.channel.fetch
+    driver = Driver.of(fetch.owner)
+    bench.client.set(bench.keys.queue("mail"), "a text")
+    driver.requeue([message.delivery.lease.job])
+    bench.client.delete(bench.keys.queue("mail"))
+    eventually(lambda: fetch.tick() or fetch.next_action() is Action.BLOCK, within=3)
+    assert not driver.has_unsent
+    assert bench.private(fetch.owner.name) == [payload(1)]
+
+    driver.retry_requeues_now()
+    assert fetch.next_action() is Action.SEND
+    fetch.tick()
+    eventually(lambda: bench.private(fetch.owner.name) == [])
