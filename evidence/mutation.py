@@ -79,9 +79,19 @@ TARGETS = {
         [f"{REPLIES}/test_lost_claims.py", f"{REPLIES}/test_lost_suspects.py"],
         WIDER[1:],
     ],
-    f"{PACKAGE}/owner/in_flight/pending.py": [
-        [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
-        WIDER[1:],
+    **{
+        f"{PACKAGE}/owner/in_flight/{name}.py": [
+            [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
+            WIDER[1:],
+            ["tests/evidence/test_faults.py"],
+        ]
+        for name in ("pending", "in_flight", "lease")
+    },
+    f"{PACKAGE}/store/wire/pipeline.py": [[REPLIES], WIDER[1:], ["tests/evidence/test_faults.py"]],
+    f"{PACKAGE}/store/private_lists.py": [
+        [f"{STORE}/test_private_lists.py", f"{STORE}/test_claim_ids.py"],
+        [STORE],
+        WIDER,
     ],
     f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
     f"{PACKAGE}/app/steps.py": [STEPS, HANDING_ON],
