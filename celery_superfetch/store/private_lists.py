@@ -147,18 +147,23 @@ class PrivateLists(Structure):
         return Call("probation", names, args)
 
     def mark_suspect(self, job: Job) -> None:
-        """Note in a job's history that its next requeue or recovery puts it on probation. The job
-        must have a history: a new one, made here, would never expire."""
+        """Note in a job's history that its next requeue or recovery puts it on probation. If this
+        process dies in the middle, the note may be in a new history that never expires."""
         key = self.keys.recoveries(digest(job.payload))
         try:
-            self.client.hsetnx(key, "probation", 1)
+            self._mark(key)
         except ResponseError as exc:
-            if not str(exc).startswith("WRONGTYPE"):
+            if "WRONGTYPE" not in str(exc):
                 raise
             # As the scripts do: a key that another program wrote counts as no history.
             logger.warning("Key %s held no history. It was deleted, and counts as empty.", key)
             self.client.delete(key)
-            self.client.hsetnx(key, "probation", 1)
+            self._mark(key)
+
+    def _mark(self, key: str) -> None:
+        _, ttl = self._at_once([("HSETNX", key, "probation", 1), ("TTL", key)])
+        if ttl == -1:  # a new history: the old one has expired a moment ago
+            self.client.expire(key, int(self.config.strike_window))
 
     def settle(self, owner: str, acked: Sequence[Job], starting: Iterable[Job] = ()) -> Call:
         """Return the plain command that removes ``acked`` jobs of one owner, which have no history,

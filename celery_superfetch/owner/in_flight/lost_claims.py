@@ -52,6 +52,7 @@ class LostClaims:
         pending = self.pending
         with pending.lock:
             pending.flush()
+            was_lost = pending.needs_reconcile
             # A reply that is lost from here on asks for another reconcile.
             pending.needs_reconcile = False
             try:
@@ -63,8 +64,8 @@ class LostClaims:
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 pending.needs_reconcile = True
                 raise
-            now = monotonic()
-            self._second_look = math.inf if now >= self._second_look else now + LATE_CLAIM
+            # Also where a second check was due as well: that one was for an earlier reply.
+            self._second_look = monotonic() + LATE_CLAIM if was_lost else math.inf
             return back
 
     def _record_starts_again(self, owner: str, held: Held) -> None:

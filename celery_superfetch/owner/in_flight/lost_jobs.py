@@ -109,13 +109,17 @@ class LostJobs:
             while self._missing:
                 some = list(self._missing)[:EXAMINED_AT_ONCE]
                 fates = self._fates(some)
+                if lost := [m.job for m, fate in zip(some, fates, strict=True) if fate.is_loss]:
+                    with suppress(
+                        ResponseError
+                    ):  # a server without its replicas refuses: the log says it
+                        self._history.lost_by_server(lost)
+                # Last: where the server is away, the jobs are examined and counted another time.
                 for missing, fate in zip(some, fates, strict=True):
                     self._missing.popleft()
                     if not self._log(missing.job, fate):
                         task = parse(missing.job.payload).task or "unparseable"
                         surplus[fate.is_loss][task] += 1
-                if lost := [m.job for m, fate in zip(some, fates, strict=True) if fate.is_loss]:
-                    self._history.lost_by_server(lost)
         finally:
             for is_loss, jobs_by_task in surplus.items():
                 if jobs_by_task:

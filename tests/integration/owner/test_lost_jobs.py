@@ -4,6 +4,7 @@ counted."""
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from time import time
 
 import pytest
@@ -11,7 +12,9 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
-from support.driver import LOST_JOBS_LOGGED_MAX
+from celery_superfetch.store.database import Database
+from support.driver import LOST_JOBS_LOGGED_MAX, Driver
+from support.servers.faulty import Fault, Faults
 from support.workers.bench import Bench, payload
 
 
@@ -45,6 +48,37 @@ def test_a_job_that_is_nowhere_is_lost(bench, owner, caplog, has_run):
     assert ("had not started it" in record.getMessage()) is not has_run
     assert bench.stat("lost") == 1
     assert not bench.driver
+
+
+@pytest.mark.parametrize("at", range(1, 13))
+def test_where_the_server_is_away_lost_jobs_are_examined_again(bench, owner, client, caplog, at):
+    """They were logged, taken from the list, and counted by no one."""
+    faults = Faults(client)
+    driver = Driver.over(Database(faults.client, bench.config))
+    bench.push("mail", payload("a"))
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    client.delete(bench.keys.private(owner.owner))
+    driver.requeue([claimed.job])
+    faults.arm(Fault.LOST, at)
+    with suppress(redis.RedisError):
+        driver.examine_missing()
+    faults.disarm()
+    driver.examine_missing()
+    assert caplog.text.count(" is lost (") == 1
+    # It is counted twice where the reply to the first count was lost.
+    assert bench.stat("lost") in (1, 2)
+    assert not driver.has_missing
+
+
+def test_a_server_that_refuses_to_count_lost_jobs_leaves_them_in_the_log(bench, owner, caplog):
+    requeue_missing(bench, owner)
+    bench.client.config_set("min-replicas-to-write", 1)
+    try:
+        bench.driver.examine_missing()
+    finally:
+        bench.client.config_set("min-replicas-to-write", 0)
+    assert caplog.text.count(" is lost (") == 1
+    assert not bench.driver.has_missing
 
 
 def test_many_in_a_row_share_a_line(bench, owner, caplog):

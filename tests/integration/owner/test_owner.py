@@ -92,6 +92,17 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
     assert "reply-7" not in join(600)
 
 
+def test_a_reply_that_is_lost_when_a_second_check_is_due_has_one_of_its_own(member):
+    driver = Driver.of(member)
+    for _ in range(2):
+        driver.needs_reconcile = True
+        driver.reconcile(member.name, member.facts.lists)
+        assert driver.awaits_second_check
+        driver.make_second_check_due()
+    driver.reconcile(member.name, member.facts.lists)
+    assert not driver.awaits_second_check
+
+
 def test_a_deleted_registry_is_written_again_and_nothing_runs_twice(member, bench):
     owner = member.name
     bench.push("mail", payload(1), payload(2))

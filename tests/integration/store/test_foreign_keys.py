@@ -142,6 +142,7 @@ def mark_suspect(bench: Bench) -> list[str]:
     bench.lists.mark_suspect(Job("", "mail", ONE, "1:mail"))
     key = bench.keys.recoveries(digest(ONE))
     assert bench.client.hget(key, "probation") == b"1"
+    assert bench.client.ttl(key) > 0, "it is forgotten some day"
     return [key]
 
 
