@@ -36,8 +36,8 @@ from ..store.wire.pools import SharedPool, shared_pool
 from ..store.wire.server import check_server
 from .heartbeat import HeartbeatSession
 from .heartbeat_thread import HeartbeatThread
+from .in_flight.executor import CONSUMER, Executor
 from .in_flight.in_flight import Fetched, InFlight
-from .in_flight.runner import CONSUMER, Runner
 from .in_flight.settlement import Settlement
 from .in_flight.suspect_claims import SuspectClaims
 
@@ -79,7 +79,7 @@ class Owner:
         params: Params,
         config: Config,
         elsewhere: Sequence[Params] = (),
-        runner: Runner = CONSUMER,
+        runner: Executor = CONSUMER,
     ) -> None:
         self.config = config
         self.runner = runner

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 
 from ..model.config import Config
 from ..store.wire.connections import Params, place_of
-from .in_flight.runner import CONSUMER, Runner
+from .in_flight.executor import CONSUMER, Executor
 from .owner import Owner
 
 #: The places of a database, options, and the runner of the jobs -> the owner.
-_owners: dict[tuple[frozenset[object], Config, Runner], Owner] = {}
+_owners: dict[tuple[frozenset[object], Config, Executor], Owner] = {}
 
 
 def owner_for(
-    params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Runner = CONSUMER
+    params: Params, config: Config, elsewhere: Sequence[Params] = (), runner: Executor = CONSUMER
 ) -> Owner:
     """Return the owner for the database at ``params``; make it if there is none. Apps with other
     settings or another name have owners of their own, and so has each worker: an embedded worker

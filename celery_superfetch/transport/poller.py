@@ -21,7 +21,7 @@ from weakref import WeakSet
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
-from ..owner.in_flight.runner import CONSUMER
+from ..owner.in_flight.executor import CONSUMER
 from .fetch.queue_lists import POLL_INTERVAL
 
 if TYPE_CHECKING:

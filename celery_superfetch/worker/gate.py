@@ -32,7 +32,7 @@ from ..model.foreign import message_of
 from ..model.job import digest
 from ..model.log_text import one_line_each
 from ..model.process import start_time
-from ..owner.in_flight.runner import Runner
+from ..owner.in_flight.executor import Executor
 from ..owner.process_owners import owners_of_process
 from . import unreceivable
 from .forked_children import end_forked_child
@@ -69,7 +69,7 @@ def _log_lost_batch(target: Any, exc_info: Any) -> None:
     )
 
 
-class Gate(Runner):
+class Gate(Executor):
     """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers."""
 
     endless = True

@@ -18,10 +18,10 @@ from ...model.log_text import one_line_each
 from ...model.permit import StartPermit, clock
 from ...store.database import Database
 from ...store.private_lists import Claims
+from .executor import CONSUMER, Executor
 from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
 from .pending import NOT_YET, PendingLeases
-from .runner import CONSUMER, Runner
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -38,7 +38,7 @@ class InFlight:
     come from the consumer's loop, from a pool's threads, and after the channel is closed. What asks
     the server raises ``RedisError`` where it cannot be asked."""
 
-    def __init__(self, database: Database, runner: Runner = CONSUMER) -> None:
+    def __init__(self, database: Database, runner: Executor = CONSUMER) -> None:
         self.database = database
         self.runner = runner
         self.leases = Leases()

@@ -1,8 +1,9 @@
 """A lease: one claimed job of this process with its one local state, from its claim until it left.
 
-``InFlight`` makes a lease for each job that it claims, and applies events to it; a delivery and the
-gate hold a lease, and read its state. A lease is in memory alone: if the process dies, the private
-list on the server has its job, and the waiting note there says whether the job had begun.
+``InFlight`` makes a lease for each job that it claims, and applies events to it. The delivery of a
+job, and the gate that starts it in a worker's pool, hold its lease and read its state. A lease is
+in memory alone: if the process dies, the private list on the server has its job, and the waiting
+note there says whether the job had begun.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ class Event(Enum):
     DELIVER = "its consumer has it, and does not report when it begins"
     RESERVE = "a request waits to start it"
     START = "the pool gets it"
-    TAKE_BACK = "the pool did not begin with it, or its run was ended because the process stops"
+    TAKE_BACK = "the pool did not begin with it, or its run is ended because the process stops"
     CLOSE = "the channel that delivered it is closed"
-    REQUEUE = "it is to go back to its queue; a run has ended"
+    REQUEUE = "it is to go back to its queue; its run, if it had one, has ended"
     PARK = "it is due later, and is to wait on the server"
     REFUSE = "the server refused to park it"
     ACK = "it is done"
     LEAVE = "the server confirmed that it left, or has it no more"
 
 
-HELD = (State.FETCHED, State.DELIVERED, State.RESERVED)  # of a job that has not started
+HELD = (State.FETCHED, State.DELIVERED, State.RESERVED)  # no start was reported
 RUNS = (State.RUNNING, State.DETACHED)
 LEAVING = (State.RETURNING, State.PARKING, State.SETTLED, State.GONE)
 
@@ -73,22 +74,23 @@ class Lease:
     job: Job
     counters: Counters | None = None  # None: the server remembers no earlier delivery
     state: State = State.FETCHED
-    #: Whether the server has the note that the job has not begun; False: it counts as running
-    #: there; None: a command that changes this has no reply yet, or its reply was lost.
+    #: Whether the server has a waiting note of the job, which says that it has not begun. False:
+    #: there is none, so the job counts as running. None: a command that changes this has no reply
+    #: yet, or its reply was lost.
     has_waiting_note: bool | None = True
     is_suspect: bool = False  # it was on probation
-    #: Nothing is claimed until this job leaves (``QoS.credit``).
+    #: This process claims no job until this one leaves (``QoS.credit`` in the transport).
     stops_claims: bool = False
     has_run: bool = False  # a run in this process ended without an ack
-    #: That run was ended because this process is stopping: its requeue counts as a stop.
+    #: The run is ended because this process is stopping: the job's requeue counts as a stop.
     is_cut_short: bool = False
-    #: Ownership was lost, and that was announced: that the server has no claim is no news.
+    #: Ownership was lost, and that was announced. An ack that finds no claim announces it no more.
     is_taken_away: bool = False
     #: Its ack, or its requeue, was sent before and had no reply: it may have been carried out.
     ack_was_sent: bool = False
     requeue_was_sent: bool = False
     returns_to: str = "front"  # of its queue; or "back"
-    returns_after: float = 0.0  # monotonic s; the server refused the requeue until now
+    returns_after: float = 0.0  # monotonic s; no requeue is sent before, after a refused one
     due_ms: int = 0  # of a job that is to be parked, by the server's clock
 
     def apply(self, event: Event) -> bool:
@@ -111,7 +113,8 @@ class Lease:
 
     @property
     def may_start(self) -> bool:
-        """Whether the job waits to be started; False for ever once it does not."""
+        """Whether the job may be started: no start was reported, and it is not leaving. An event
+        ``TAKE_BACK`` makes a running job one that may be started again."""
         return self.state in HELD
 
     @property
@@ -141,7 +144,7 @@ class Leases:
         return reversed(list(self._by_claim.values()))
 
     def of(self, job: Job) -> Lease | None:
-        """Return the lease of a job; None if it has left, or was never claimed here."""
+        """Return the lease of a job; None if it has left, or this process never claimed it."""
         return self._by_claim.get((job.owner, job.claim_id))
 
     def add(self, lease: Lease) -> None:

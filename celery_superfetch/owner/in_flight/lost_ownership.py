@@ -2,8 +2,9 @@
 and by a signal.
 
 ``PendingLeases`` calls it when the server had nothing of some acks, ``InFlight`` when it learns
-that an owner was declared dead. The job is elsewhere by then: if the process dies here, only the
-announcement is missing.
+that an owner was declared dead: in a worker's main process, in the thread that sent the acks or
+makes the owner's deferred calls. The server no longer has the claim by then: the job was recovered,
+or its keys are gone. If the process dies in the middle, only the announcement is missing.
 """
 
 from __future__ import annotations

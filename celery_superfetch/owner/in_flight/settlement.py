@@ -1,8 +1,15 @@
-"""Settles jobs of a live owner that end neither by an ack nor by a requeue: their pool process was
-lost, they are over a limit, they cannot be read, or an operator kills them.
+"""Settles jobs of a live owner that end neither by an ack nor by a plain requeue: their run was
+lost, they are over a limit, or they cannot be read or run.
+
+A worker's main process calls it, in the thread that handles the job (the consumer's loop, or a
+thread of the pool): ``worker/request.py`` and ``worker/settling.py`` for a lost run,
+``worker/unreceivable.py`` before a delivery (over a limit) and for a message that Celery cannot
+receive, ``worker/unknown_tasks.py`` for a task that no worker knows. In every consumer, the
+transport's deliveries call ``quarantine`` for a payload that is no message.
 
 Each job moves, and is counted, in one script (``recover.lua``, ``kill.lua``). If the process dies
-before that, the job is in the private list, and the reaper decides on it.
+before that, the job is in the private list, and the reaper decides on it. If it dies after that,
+only the log line and the signal are missing: ``kill.lua`` has also queued the failure notification.
 """
 
 from __future__ import annotations
@@ -27,15 +34,20 @@ from .suspect_claims import SuspectClaims
 
 logger = one_line_each(logging.getLogger(__name__))
 
-DECISIONS = 5  # tries to decide on a job whose counters another owner changes meanwhile
+#: Tries to decide on a job whose counters change meanwhile: copies of one message share a history,
+#: and another owner may have one of them.
+DECISIONS = 5
 
 
 class Settlement:
     """The settlement of lost jobs of one process.
 
-    Each method recovers or dead-letters a job of this process, and returns the dead job if it is
-    one now. If it raises ``RedisError``, the job stays in flight. ``sender`` is the Celery app, for
-    ``job_recovering``.
+    Each method but ``sent_anew`` (see there) recovers or dead-letters a job of this process, and
+    returns the dead job if it is one now. If it raises ``RedisError``, the lease stays: the job is
+    in the private list, or it was moved and the reply was lost, which the next call finds out.
+
+    ``sender`` is the Celery app, as the sender of the signal ``job_recovering``, whose receivers
+    may decide otherwise.
     """
 
     def __init__(self, in_flight: InFlight, suspects: SuspectClaims) -> None:
@@ -56,18 +68,22 @@ class Settlement:
         """Recover or dead-letter a job whose run was lost.
 
         Arguments:
-            stopping: this worker is stopping, and may have ended the run: it counts as a stop.
-            excused: the worker is at fault: the job gets no strike.
+            stopping: this worker is stopping, and may have ended the run: that counts as a stop,
+                and not as a strike.
+            excused: the worker is at fault (no memory, no server): the job gets no strike.
         """
         running = Running((lease.job.claim_id,), excused=excused, stopping=stopping, own=True)
         done = self._settle(lease, reason, running, limits, partial(decision_of, sender=sender))
         return report_outcome(done, sender) if done else None
 
     def kill_if_over_limit(self, lease: Lease, sender: Any, limits: Limits) -> DeadJob | None:
-        """Dead-letter a claimed job that has used up its strikes, stops or deaths alongside others,
-        unless a receiver spares it. Such a job is claimed if the worker that recovered it was
-        another app's, which does not know its limits; or a stopping worker requeued it, which
-        decides nothing."""
+        """Dead-letter a claimed job that has used up its strikes, its stops, or its owners' deaths
+        alongside other jobs, unless a receiver of ``job_recovering`` decides otherwise.
+
+        Such a job is still on a queue in two cases. A worker of another app recovered it, and does
+        not know the limits of its task. Or a stopping worker requeued it: a requeue counts a stop,
+        and compares it with no limit.
+        """
         for _ in range(DECISIONS):
             recovery = self._recovery(lease, "", Running(), limits)
             counted = recovery.recoveries > 1 or recovery.stops
@@ -91,11 +107,14 @@ class Settlement:
 
         Arguments:
             blame: NONE if the job is not to blame for the loss.
-            settled: the job was acked before it ran: nothing can be moved to the dead set.
+            settled: the job was acked before it ran (``acks_late`` is off): there is no claim that
+                could be moved to the dead set.
 
         Returns:
             what the new message has to carry; or the dead job, if this was its last strike; None if
             no message must be sent: ownership was lost, or a settled job has used up its strikes.
+            Nothing is written for a job that is sent anew: Celery publishes it, and acks the old
+            one. If the process dies between the two, a job with late acks runs twice.
         """
         job = lease.job
         for _ in range(DECISIONS):
@@ -127,14 +146,21 @@ class Settlement:
                 return report_outcome(done, sender)
         history = recovery.history
         if blame is not Blame.NONE:
-            warn_of(replace(recovery, probation=0))
+            warn_of(replace(recovery, probation=0))  # a new message does not go on probation
             history = (*history, {**recovery.event, "at": now})
         since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
         return Carried(recovery.strikes, since, history)
 
     def bury(self, lease: Lease, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Dead-letter a job that never ran, without a notice: the code that calls this informs its
-        caller. ``junk``: its payload is no message. Returns None if ownership was lost."""
+        """Dead-letter a job that never ran, without a failure notification: if its publisher is
+        to be informed, the caller of this method does it.
+
+        Arguments:
+            junk: the payload is no message.
+
+        Returns:
+            the dead job; None if ownership was lost, or no try held and the job was requeued.
+        """
         changes = {"parsed": False} if junk else {"never_ran": True}
         limits = Limits.of(self.config)
         done = self._settle(
@@ -147,7 +173,8 @@ class Settlement:
         return dead
 
     def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
-        """Dead-letter a job that never ran, since Celery cannot run it."""
+        """Dead-letter a job that never ran, since Celery cannot receive or run it. Its caller gets
+        a failure notification."""
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
             recovery = self._recovery(lease, reason, Running(), limits)
@@ -181,15 +208,18 @@ class Settlement:
         **changes: Any,
     ) -> Outcome | None:
         """Decide on a job (``how``) and carry the decision out; again if the job's counters have
-        changed in between. If the reply to an earlier try was lost, find the job's entry in its
-        history instead of counting it twice. Return None if no decision held: the job is
-        requeued."""
+        changed in between. Return None if no decision held: the job is requeued, if it is still
+        this owner's.
+
+        If an earlier call moved the job and its reply was lost, the job's history on the server has
+        an entry of this claim: the job is not counted a second time.
+        """
         counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
         for _ in range(DECISIONS):
             recovery = replace(self._recovery(lease, reason, running, limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
                 # The reply was lost: the job was recovered, and this worker may have claimed it
-                # again.
+                # again, as another claim.
                 self.in_flight.drop(lease)
                 return Outcome(self._recovery(lease, reason, Running(), limits).latest(), b"ok")
             if done := self._carry_out(lease, recovery, how(recovery), notice=notice):
@@ -211,7 +241,8 @@ class Settlement:
     def _carry_out(
         self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: bool = True
     ) -> Outcome | None:
-        """Carry a decision out; None if it no longer holds, or ownership was lost."""
+        """Carry a decision out; return None if it no longer holds, or ownership was lost: the
+        script answers ``recounted`` or ``moved`` then."""
         in_flight, queue_list = self.in_flight, lease.job.queue_list
         if lease.is_gone:
             return None
@@ -222,7 +253,7 @@ class Settlement:
         )
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
-        if outcome.answer == b"moved":
+        if outcome.answer == b"moved":  # the private list no longer has the job
             in_flight.lose(lease)
         if outcome.answer != b"ok":
             return None
