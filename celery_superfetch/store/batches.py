@@ -1,6 +1,9 @@
 """Groups of jobs that one script can move, for requeues and parks.
 
-While a script runs, the server answers no other client, so its jobs and bytes are bounded.
+``PendingLeases`` of ``owner/in_flight`` calls it in a worker, in the thread that sends, and
+`superfetch drain` when it requeues the jobs of dead owners. While a script runs, the server answers
+no other client, so its jobs and bytes are bounded. If the process dies between two batches, the
+jobs of the first have moved, and those of the second are in the private list.
 """
 
 from __future__ import annotations
@@ -10,15 +13,19 @@ from typing import TypeVar
 
 from ..model.job import Job
 
-#: Jobs, and bytes but for the last job, that one script moves at most.
+#: Jobs and bytes of payload that one script moves at most. The last job may exceed the bytes.
 BATCH, ROOM = 100, 1024 * 1024
 
 T = TypeVar("T")
 
 
 def batches(items: Iterable[T], job_of: Callable[[T], Job]) -> Iterator[list[T]]:
-    """Group items by the owner and the queue list of their jobs, in batches that one script can
-    move; yield them in their order."""
+    """Group items by the owner and the queue list of their jobs, and yield each group in batches
+    that one script can move. Within a group the order of the items stays.
+
+    Arguments:
+        job_of: returns the job of an item.
+    """
     groups: dict[tuple[str, str], list[T]] = {}
     for item in items:
         job = job_of(item)

@@ -17,12 +17,11 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import Carried, Claimed, Job
 from celery_superfetch.model.permit import clock
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.owner.in_flight import executor, lost_claims
+from celery_superfetch.owner.in_flight import executor, lost_claims, pending
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lease import HELD, TRANSITIONS, Event, Lease, State
 from celery_superfetch.owner.in_flight.lost_jobs import LOGGED_IN_A_ROW
 from celery_superfetch.owner.in_flight.parking import WORTH_PARKING
-from celery_superfetch.owner.in_flight.pending import ACKS, LEFT_MOST
 from celery_superfetch.owner.in_flight.settlement import Settlement
 from celery_superfetch.owner.in_flight.suspect_claims import SuspectClaims
 from celery_superfetch.owner.owner import Owner
@@ -33,8 +32,8 @@ from support.sends import replies_lost
 if TYPE_CHECKING:
     import pytest  # a worker that imports this file has none
 
-ACKS_PER_SCRIPT = ACKS
-UNREAD_REPLIES_MAX = LEFT_MOST
+ACKS_PER_SCRIPT = pending.ACKS
+UNREAD_REPLIES_MAX = pending.UNREAD_REPLIES_MAX
 LOST_JOBS_LOGGED_MAX = LOGGED_IN_A_ROW
 PARK_MIN_S = WORTH_PARKING
 SECOND_CHECK_S = lost_claims.LATE_CLAIM

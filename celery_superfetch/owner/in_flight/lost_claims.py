@@ -1,8 +1,9 @@
-"""Reconciles the private list of an owner with the leases of this process: a lost reply may have
-spoken of claims that have no lease here.
+"""Reconciles the private list of an owner with the leases of this process: if the reply to a claim
+was lost, the private list has jobs without a lease.
 
-The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later; so
-does an owner that leaves. If the process dies before that, the reaper returns those jobs.
+The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later. An
+owner that leaves calls it, too. If the process dies before that or in the middle, the reaper takes
+those jobs from the private list.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ class LostClaims:
             return back
 
     def _record_starts_again(self, owner: str, held: Held) -> None:
-        """Record that jobs run which the server has as waiting: where it came back from an older
-        snapshot, the death of their owner would be no strike for them."""
+        """Record again the starts of running jobs for which the server has a waiting note. It has
+        one if it came back with an older snapshot; without the start record, the death of their
+        owner would be no strike for them."""
         waiting = set(held.claims) - held.running
         for lease in self.leases:
             if lease.job.owner == owner and lease.job.claim_id in waiting and lease.runs:

@@ -1,5 +1,14 @@
 """Jobs that this process wanted to requeue and whose claims the server no longer has: what became
-of each, in the log and in the counters."""
+of each, in the log and in the counters.
+
+``PendingLeases`` adds such a job, in the thread that sent the requeue. ``Owner.catch_up`` examines
+them later, and so does an owner that leaves: in a worker's maintenance thread, in a plain consumer
+in its loop. ``record_data_loss`` is one of the owner's deferred calls, after the server has
+forgotten this process.
+
+The jobs are in memory until they are examined. If the process dies before that, the log and the
+counters miss them. No job moves here.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +49,7 @@ PERHAPS_BACK = (
     "Job %s is lost (queue=%s, owner=%s): the server restarted, perhaps with older data, and no "
     "longer has its claim. Publish it again, unless it is on its queue or has run."
 )
-#: Whether jobs are lost -> the level and the line for what is not logged one by one.
+#: Whether jobs are lost -> the level and the common line for jobs that are not logged one by one.
 MORE = {
     True: (logging.WARNING, "%d more jobs are lost in the same way (%s). Publish them again."),
     False: (logging.INFO, "%d more jobs do not start here for the same reasons (%s)."),
@@ -55,7 +64,7 @@ class Fate(Enum):
     PERHAPS_BACK = PERHAPS_BACK  # with older data the job may be on its queue
     RECOVERED = RECOVERED
     DEAD_LETTERED = DEAD_LETTERED
-    REQUEUED = ""  # by the first of two tries, whose answer was lost
+    REQUEUED = ""  # by an earlier try whose reply was lost; not logged
 
     @property
     def is_loss(self) -> bool:
@@ -69,8 +78,9 @@ class MissingJob(NamedTuple):
 
 
 class LostJobs:
-    """Jobs whose requeue found no claim. Any thread adds; the one that does deferred calls examines
-    them, so that neither the lock of what is in flight nor the event loop waits for that."""
+    """Jobs whose requeue found no claim. Any thread adds one. They are examined with the owner's
+    deferred calls: the server is asked, and neither the lock of the jobs in flight nor a worker's
+    event loop must wait for that."""
 
     def __init__(self, database: Database) -> None:
         self._registry, self._dead_set = Registry(database), DeadSet(database)
@@ -89,8 +99,8 @@ class LostJobs:
         self._missing.append(MissingJob(job, has_run, is_repetition))
 
     def record_data_loss(self) -> None:
-        """Record for `status` that the server no longer knows this process: the jobs that waited on
-        its queues may be gone as well, and no worker can name them.
+        """Record for `status` that the server no longer knows this process: it may have lost the
+        jobs that waited on queues as well, and no worker can name those.
 
         Raises RedisError where the server cannot be reached; the caller tries again.
         """
@@ -136,7 +146,8 @@ class LostJobs:
         ]
 
     def _log(self, job: Job, fate: Fate) -> bool:
-        """Log what became of a job; False if the lines in a row are too many by now."""
+        """Log what became of a job. Return False if too many were logged in a row: the line is at
+        DEBUG then, and the caller counts the job in a common line."""
         if fate is Fate.REQUEUED:
             return True
         self._in_a_row += 1
@@ -147,14 +158,16 @@ class LostJobs:
         return not is_one_of_many
 
     def _fate(self, missing: MissingJob, state: str | None, is_dead: bool) -> Fate:
-        """Judge one job, by the state in the record of its owner (None: there is no record)."""
+        """Decide what became of a job, by the state in the record of its owner (None: the server
+        has no record)."""
         if state == "reaped":
             return Fate.RECOVERED
         if is_dead:
             return Fate.DEAD_LETTERED
         if missing.is_repetition and state is not None:
             return Fate.REQUEUED
-        # Of an owner that it knows, a server that began empty would not have been asked.
+        # A server that restarted and knows the owner came back with data, perhaps older than the
+        # claim.
         if state is not None and (claimed_at(missing.job.claim_id) or 0) < self.server_restarted_at:
             return Fate.PERHAPS_BACK
         return Fate.LOST_AFTER_RUN if missing.has_run else Fate.LOST

@@ -1,11 +1,21 @@
 """The leases whose state the server does not know yet, and the sends that report those states.
 
-``InFlight`` adds a lease after each event that concerns the server, and flushes. One send has, in
-this order, requeues, parks, waiting notes, acks with starts, and at last a claim. What has no reply
-is pending again, and sent again: the server finds that it was carried out, and does nothing.
+``InFlight`` adds a lease after each event that the server has to know of, and flushes. It does so
+in every thread that has such an event: that of the consumer's loop (claims, starts, requeues), the
+pool's threads and greenlets (acks), the maintenance thread and the one that requeues at a stop, and
+in signal handlers. The heartbeat thread never does.
+
+A *waiting note* is a field beside a job in its private list. It says that the job has not begun, so
+that the death of its owner is no strike for it. The claim makes it. A start removes it; if the job
+then waits again after all, the note is put back.
+
+One send has, in this order: requeues, parks, waiting notes to put back, acks with starts, and last
+a claim. If a command gets no reply, its leases are pending again, and the next send repeats it: the
+server finds that it was carried out, and does nothing.
 
 Pending leases are in memory alone. If the process dies, a job whose ack was not sent is in the
-private list, and the reaper has it run again.
+private list, and the reaper recovers it. Of a send that was under way, the server may have carried
+out any first part; each command is atomic, so each job is in one place.
 """
 
 from __future__ import annotations
@@ -31,7 +41,7 @@ from ...store.history import History
 from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
 from ...store.wire.call import Call
-from ...store.wire.pipeline import Command, Pipeline
+from ...store.wire.pipeline import Command, Pipeline, no_report
 from .lease import HELD, RUNS, Event, Lease, Leases, State
 from .lost_jobs import LostJobs
 from .lost_ownership import announce
@@ -39,14 +49,15 @@ from .parking import Parking
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Replies to acks that a later send reads together, since a read of the socket costs as much as a
-#: send. Without it, a worker on threads runs 0.88 to 0.90 times as many jobs a second.
-LEFT_MOST = 16
+#: Unread replies to acks, at most, that a send leaves to a later one, which reads them together: a
+#: read of the socket costs as much as a send. If each send read them, a worker on threads would run
+#: 0.88 to 0.90 times as many jobs a second.
+UNREAD_REPLIES_MAX = 16
 
 #: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
 ACKS = 1000
 
-REFUSED_INTERVAL = 5.0  # seconds until the server is asked again where it refused
+REFUSED_INTERVAL = 5.0  # seconds until a requeue or a park that the server refused is sent again
 
 NOT_YET = (
     "%d jobs could not be given back to their queues yet (%s). They are safe in the private lists, "
@@ -62,8 +73,8 @@ def job_of(lease: Lease) -> Job:
 class PendingLeases:
     """The leases of one process whose state is to be sent, and the connection that sends it.
 
-    Its lock guards all leases. It is held over a send, so that no event comes between the states
-    that are read and the replies to what they required.
+    Its lock guards all leases. It is held from the moment at which a send reads the states until
+    the replies are handled: no other thread changes a state in between.
     """
 
     def __init__(self, database: Database, leases: Leases) -> None:
@@ -82,12 +93,12 @@ class PendingLeases:
         self._pipeline = Pipeline(self._scripts)
         self._pid = own_pid()
         self._pending: dict[Lease, None] = {}  # in the order in which they are sent
-        self._unanswered: list[Lease] = []  # sent in vain: they are pending before the others
-        self._parks_from = 0.0  # when the server, which refused that, is asked to park again
+        self._unanswered: list[Lease] = []  # sent without a reply: the next send has them first
+        self._parks_from = 0.0  # monotonic s; after a refusal no park is sent before
         self._is_sending = False
         self._must_send_again = False  # leases became pending during a send
         self._refusal: Exception | None = None  # the latest error with which the server answered
-        self._lost: list[Lease] = []  # ownership was lost, and that is to be announced
+        self._lost: list[Lease] = []  # ownership was lost; the end of the send announces it
 
     # -- what is to be sent
 
@@ -111,14 +122,16 @@ class PendingLeases:
         self._pending[lease] = None
 
     def add_return(self, lease: Lease, event: Event, where: str = "front") -> None:
-        """Apply an event to a lease; if its job is to be requeued after that, add it."""
+        """Apply an event to a lease. If it makes the job one to be requeued, add the lease.
+        ``where``: to the front or the back of its queue."""
         if self.leases.apply(lease, event) is State.RETURNING:
             lease.returns_to = where
             self.add(lease)
 
     def add_park(self, lease: Lease, due_ms: int) -> bool:
         """Let the next send move a job that is due at a time of the server's clock to the parked
-        set; return False if that is not worth it, or the server refused a moment ago."""
+        set. Return False, and change nothing, if the job is due too soon for that
+        (``WORTH_PARKING``), or the server refused a park a moment ago."""
         if not self.parking.is_worth(due_ms) or monotonic() < self._parks_from:
             return False
         if self.leases.apply(lease, Event.PARK):
@@ -138,9 +151,12 @@ class PendingLeases:
     # -- the send
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
-        """Send what is pending, and then ``last``, whose reply it returns. Without ``wait`` other
-        replies are read by a later send. A signal handler that interrupts a send only asks for
-        another one.
+        """Send what is pending, and then ``last``; return the reply to ``last``. If a signal
+        handler calls this in the middle of a send, that send is followed by another one instead.
+
+        Arguments:
+            wait: read all replies. Without it a later send may read those to notes, acks and
+                starts.
 
         Raises:
             RedisError, OSError: what had no reply, or was refused, is pending again.
@@ -164,38 +180,41 @@ class PendingLeases:
     def _send(self, last: Call | None, wait: bool) -> Any:
         """Send, and send again what became pending meanwhile; return the reply to ``last``."""
         if self._pipeline.has_late_replies:
-            # Their connection may be lost by now, which is no reason not to ask on another.
+            # Their connection may be lost by now. If it is, they are lost, and what follows is sent
+            # on another connection.
             with suppress(RedisError):
                 self._exchange([], wait=True)
             self._pipeline.release()
         self._refusal = None
         replies: list[Any] = []
-        end = [] if last is None else [Command(last, replies.append, int)]
+        end = [] if last is None else [Command(last, replies.append, no_report)]
         self._must_send_again = True
         while self._must_send_again:
             self._must_send_again = False
             ending, others = self._commands()
             commands = [*ending, *others, *end]
             if commands or self._pipeline.has_unread:
-                # A caller that requeues or parks relies on it: a channel closes only once.
+                # Requeues and parks are waited for: a channel that closes makes no further send
+                # by which it would learn that they failed.
                 self._exchange(commands, wait=wait or bool(ending))
             end = []
         return replies[0] if replies else None
 
     def _exchange(self, commands: Sequence[Command], *, wait: bool) -> None:
         try:
-            self._pipeline.send(commands, wait=wait, leave=LEFT_MOST)
+            self._pipeline.send(commands, wait=wait, leave=UNREAD_REPLIES_MAX)
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
             self.needs_reconcile = True
             raise
 
     def _checked(self, reply: Any, last: Call | None) -> Any:
-        """Announce what was lost; raise what was refused; return the reply to ``last``."""
+        """Announce the jobs whose ownership was lost; raise the error by which the server refused a
+        command; return the reply to ``last``."""
         lost, self._lost = self._lost, []
         for lease in lost:
             self.announce(lease)
         if self._refusal is not None:
-            # The caller does not get the reply to a claim then.
+            # The caller does not get the reply to ``last``: the jobs of a claim have no lease.
             self.needs_reconcile = self.needs_reconcile or last is not None
             raise self._refusal
         if isinstance(reply, Exception):
@@ -203,8 +222,9 @@ class PendingLeases:
         return reply
 
     def _commands(self) -> tuple[list[Command], list[Command]]:
-        """Return the commands that the states of the pending leases require: those by which jobs
-        go elsewhere, and the others. From here on it is up to their replies what is pending."""
+        """Return the commands that the states of the pending leases require: requeues and parks,
+        and the others. From here on their leases are not pending; if a command has no reply, they
+        are again."""
         pending = [*self._unanswered, *self._pending]
         self._unanswered, self._pending = [], {}
         try:
@@ -259,11 +279,14 @@ class PendingLeases:
                 call, partial(self._on_noted, some), partial(self._on_settle_lost, [], some)
             )
             for lease in some:
-                lease.has_waiting_note = None  # until the reply: a start is recorded behind it
+                # Not known until the reply. If the job starts before that, a command behind this
+                # one removes the note.
+                lease.has_waiting_note = None
 
     def _settles(self, acked: Sequence[Lease], starting: Sequence[Lease]) -> Iterator[Command]:
-        """Yield commands for each owner: a plain one for jobs without a history, which also records
-        the starts, and a script for those with one."""
+        """Yield commands that ack and record starts, for each owner: a plain HDEL for the starts
+        and for the acks of jobs without a history, and a script for the acks of jobs that have one
+        (``counters``)."""
         for owner in dict.fromkeys(lease.job.owner for lease in chain(acked, starting)):
             own = [lease for lease in acked if lease.job.owner == owner]
             starts = [lease for lease in starting if lease.job.owner == owner]
@@ -279,11 +302,13 @@ class PendingLeases:
 
     def _settle(self, call: Call, acks: Sequence[Lease], starts: Sequence[Lease]) -> Command:
         for lease in starts:
-            lease.has_waiting_note = None  # until the reply: if it is taken back, a note follows
+            # Not known until the reply. If the job is taken back before that, a command behind this
+            # one puts the note back.
+            lease.has_waiting_note = None
         on_reply = partial(self._on_settled, acks, starts)
         return Command(call, on_reply, partial(self._on_settle_lost, acks, starts))
 
-    # -- what became of what was sent
+    # -- the replies
 
     def _on_requeued(self, some: Sequence[Lease], reply: Any) -> None:
         if isinstance(reply, Exception):
@@ -332,8 +357,9 @@ class PendingLeases:
             lease.has_waiting_note = True
 
     def _on_settled(self, acks: Sequence[Lease], starts: Sequence[Lease], reply: Any) -> None:
-        """Note what was carried out. If the server found nothing of what the acks removed,
-        ownership was lost: of all jobs of an owner at once."""
+        """Note what was carried out. ``reply`` is the number of what was removed. An owner
+        loses all its jobs at once: if it is 0, the ownership of each acked job was lost, unless an
+        earlier ack had no reply."""
         if isinstance(reply, Exception):
             self._refusal = reply
             self._unanswered += [*acks, *starts]
@@ -355,7 +381,7 @@ class PendingLeases:
     # -- the connection
 
     def let_rest(self) -> None:
-        """Let other parts of this process have the connection if it lies idle."""
+        """Give the connection back to its pool if it was not used for a moment (``IDLE``)."""
         if self._pipeline.is_idle and self.lock.acquire(blocking=False):
             try:
                 if self._pipeline.is_idle and not self._is_sending:
@@ -364,7 +390,8 @@ class PendingLeases:
                 self.lock.release()
 
     def release_connection(self) -> None:
-        """Give the connection back to its pool, unless it is in use or replies are to be read."""
+        """Give the connection back to its pool at once, unless it is in use or replies are to be
+        read."""
         if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
                 if not (self._is_sending or self._pipeline.has_unread):

@@ -1,8 +1,17 @@
-"""The claims of suspects (jobs on probation) of one process: alone in it, or alongside other jobs.
+"""The claims of suspects of one process: alone in it, or alongside other jobs.
 
-The fetch loop's ``Probation`` decides when a suspect may run here, and claims it; the gate starts
-nothing beside a solo run. If the process dies, the suspect is in the private list, recorded as
-running since its claim, and the reaper counts the death.
+A *suspect* is a job on probation: it may have killed the process of an earlier owner, and waits in
+a list of its own for a *solo run*, in which it is the only job of its process. For its *solo
+window* no other job starts alongside it.
+
+``Probation`` of the fetch loop decides when a suspect may run in this process, claims it and ends
+the solo run, in the thread of the consumer's loop. A worker's gate reads ``solo``, and starts
+nothing alongside. ``worker/unreceivable.py`` puts a job on probation before its delivery. The
+heartbeat thread replaces ``lists``; settlement and the maintenance thread add to it.
+
+If the process dies, a suspect that it has claimed is in its private list, recorded as running since
+the claim, and the reaper counts the death, also if the job had not begun. All else is in memory
+alone.
 """
 
 from __future__ import annotations
@@ -18,39 +27,46 @@ from .lease import Lease, State
 
 class SuspectClaims:
     """The queue lists with suspects, as far as this process knows, and the suspects that it has
-    claimed. Thread-safe."""
+    claimed. Any thread may call it: if two change ``lists`` at once, a change may be lost until the
+    next heartbeat."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self.in_flight, self.leases, self.pending = in_flight, in_flight.leases, in_flight.pending
         #: Queue lists with suspects; each heartbeat replaces them.
         self.lists: frozenset[str] = frozenset()
-        #: Until then (monotonic s) no other job starts alongside the solo job; and no other suspect
-        #: alongside one that runs alongside other jobs.
+        #: End of the solo window of the suspect that was claimed last (monotonic s). Until then no
+        #: job starts alongside one in a solo run; if it runs alongside other jobs, no second
+        #: suspect is claimed.
         self.solo_until = 0.0
 
     def add_lists(self, lists: Collection[str]) -> None:
-        """Note that some queue lists have suspects."""
+        """Note that these queue lists have suspects."""
         self.lists |= {*lists}
 
     def remove_lists(self, lists: Collection[str]) -> None:
-        """Note that some queue lists have no suspects."""
+        """Note that these queue lists have no suspects."""
         self.lists -= {*lists}
 
     @property
     def solo(self) -> Lease | None:
-        """The lease of the suspect that has this process for itself."""
+        """The lease of the suspect in its solo run; None: there is no solo run."""
         return self.leases.solo
 
     def claim_alone(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
     ) -> Lease | None:
-        """Claim the next suspect of a queue list, if there is one, and no job runs here or may run:
-        a lost reply may have brought another suspect. No job starts alongside it for the
-        ``solo_window`` of its level (s)."""
+        """Claim the next suspect of a queue list for a solo run; return its lease.
+
+        Return None if there is no suspect, if a job of this process runs or may run, or if the
+        reply to an earlier claim was lost: that may have claimed a suspect without a lease.
+
+        Arguments:
+            solo_window: number of the solo run, from 1 -> its solo window (s).
+        """
         with self.pending.lock:
             self.pending.flush()
             counts = self.leases.counts
-            # A job that is with a consumer without requests may have begun.
+            # DELIVERED: its consumer does not report when it begins, so it may have.
             if counts[State.DELIVERED] or counts[State.RUNNING] or counts[State.DETACHED]:
                 return None
             lease = self._claim(owner, queue_list)
@@ -62,9 +78,13 @@ class SuspectClaims:
     def claim_alongside(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
     ) -> Lease | None:
-        """Claim the next suspect of a queue list to run alongside other jobs, if a quiesce for it
-        was in vain. No other suspect starts for the ``solo_window`` of its level (s): if two
-        started together, one would be blamed for the other's deaths again and again."""
+        """Claim the next suspect of a queue list to run alongside other jobs. The fetch loop does
+        so after a quiesce (this process claims nothing until its jobs have ended) that reached its
+        time limit. Arguments and result as ``claim_alone``.
+
+        No second suspect is claimed in the solo window of the first: if two started together, one
+        would be blamed for the other's deaths again and again.
+        """
         with self.pending.lock:
             self.pending.flush()
             has_suspect = any(lease.is_suspect for lease in self.leases)
@@ -90,7 +110,8 @@ class SuspectClaims:
         return lease
 
     def end_solo(self) -> Job | None:
-        """End the solo run of a suspect whose window is over: other jobs may start; return it."""
+        """End the solo run if its window is over, although the job may still run: other jobs may
+        start from now on. Return its job, for the log; None if no window is over."""
         with self.pending.lock:
             solo = self.leases.solo
             if solo is None or monotonic() < self.solo_until:
@@ -99,8 +120,8 @@ class SuspectClaims:
             return solo.job
 
     def put_on_probation(self, lease: Lease) -> None:
-        """Requeue a job to wait for a solo run. If this process dies in between, the job is marked,
-        and whatever returns it puts it there."""
+        """Requeue a job so that it waits for a solo run. Its mark is on the server before the
+        requeue is sent: if this process dies in between, the reaper puts the job on probation."""
         with self.pending.lock:
             self.pending.lists.mark_suspect(lease.job)
             self.in_flight.requeue([lease])

@@ -1,5 +1,5 @@
-"""A script or a command that a structure of the store asks for. Pure data: ``Scripts`` makes its
-words, and ``Pipeline`` sends them."""
+"""A script or a command that a class of ``store/`` asks for. Pure data: ``Scripts`` makes the words
+of a Redis command of it, and ``Pipeline`` sends them. Any thread may do so; in memory alone."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Call(NamedTuple):
     name: str
     keys: Sequence[str]
     args: Sequence[Any]
-    #: Send the whole text, which no server can have forgotten: its successors rely on it.
+    #: Send the script's whole text, not its digest. A server that has forgotten the digest would
+    #: run the script after the commands that were sent behind it, which rely on it.
     whole: bool = False
     is_plain: bool = False  # a command of Redis's own

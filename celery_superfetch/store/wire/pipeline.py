@@ -48,6 +48,11 @@ class Command(NamedTuple):
     on_lost: Callable[[], object]  # no reply will come: the server carried it out, or not
 
 
+def no_report() -> None:
+    """Do nothing: the ``on_lost`` of a command for which the error that ``send`` raises is
+    enough."""
+
+
 class Pipeline:
     """One connection, and the commands whose replies were not read yet. Not thread-safe, and not to
     be entered again, by a signal handler, say."""

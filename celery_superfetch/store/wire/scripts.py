@@ -1,4 +1,14 @@
-"""Loads ``store/lua/*.lua`` and runs them by digest; a script lost by the server is sent again."""
+"""Loads ``store/lua/*.lua`` and runs them on the server, by digest (EVALSHA).
+
+Each class of ``store/`` that reads or moves jobs runs its scripts by ``Scripts``, in every process
+that uses a database (worker, publisher, beat, command, console) and in any of its threads.
+``PendingLeases`` takes the words of its commands from here, and has a ``Pipeline`` of its own. A
+server that does not know a digest gets the whole text: ``Pipeline`` sends it.
+
+Each script is atomic: the header of each file (*Crash*) says where its jobs are at any moment. If
+the process dies during a round trip of several calls, the server has carried out the first ones, or
+all, or none.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +23,24 @@ from redis import Redis
 from ...model.job import digest
 from ...model.lazy import lazy_property
 from .call import Call
-from .pipeline import Command, Pipeline
+from .pipeline import Command, Pipeline, no_report
 from .server import first_line
 
 LUA = Path(__file__).parents[1] / "lua"
 
-#: Scripts that run where the server takes no write, on a replica, say.
+#: Scripts that only read. Flagged so, they run also where the server takes no write (a replica).
 READS = {"counters", "holdings", "pages", "payloads"}
 
 
 class Scripts:
-    """The scripts, run through one plain client; each call declares the key that never exists."""
+    """The scripts of one database, run by one client.
+
+    Arguments:
+        never: a key that never exists. Each call of a script names it last. While a cluster moves
+            the slot of the keys, it then refuses the script as a whole, since it has not all of the
+            keys; otherwise it could end a script half-way. The text removes the key from ``KEYS``
+            before the script sees them.
+    """
 
     def __init__(self, client: Redis, never: str) -> None:
         self.client = client
@@ -38,16 +55,28 @@ class Scripts:
         whole: bool = False,
         is_plain: bool = False,
     ) -> Any:
-        """Run one script (a ``Call``) and return its reply; RedisError where there is none."""
+        """Run one script, or one plain command; return its reply. The arguments are those of
+        ``Call``.
+
+        Raises:
+            RedisError, OSError: the server refused it, or no reply came: it was carried out, or
+                not.
+        """
         return self.run_all([Call(name, keys, args, whole, is_plain)])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
-        """Run several in one round trip, in order, as no transaction; ``errors``: are returned."""
+        """Run several calls in one round trip, in their order; return their replies. They are no
+        transaction: other clients' commands may run in between, and if one is refused, the next
+        ones run all the same.
+
+        Arguments:
+            errors: return the errors that the server answers as replies, instead of raising the
+                first.
+        """
         replies: list[Any] = []
         pipeline = Pipeline(self)
         try:
-            # A lost reply raises: nothing else is to be done about it here.
-            pipeline.send([Command(call, replies.append, int) for call in calls])
+            pipeline.send([Command(call, replies.append, no_report) for call in calls])
         finally:
             pipeline.release()
         for reply in replies:
@@ -56,6 +85,7 @@ class Scripts:
         return replies
 
     def command(self, call: Call) -> list[Any]:
+        """Return the words of the Redis command that carries a call out."""
         name, keys, args, whole, is_plain = call
         if is_plain:
             return [name, *keys, *args]
@@ -72,14 +102,17 @@ class Scripts:
 
 
 def read_all() -> None:
-    """Read them while they are those of this version: where the package is upgraded beneath a
-    worker, it and its pool would go on by scripts that mean their arguments otherwise."""
+    """Read all scripts into memory. A worker calls it when it starts, before its pool forks. If the
+    package is upgraded on disk while the worker runs, a script that is read later would be that of
+    another version, with other arguments."""
     for path in LUA.glob("*.lua"):
         source(path.stem)
 
 
 @cache
 def source(name: str) -> str:
+    """Return the text of a script, without its first line; in front of it are the shared functions,
+    if it calls one."""
     text, (shared, called) = (LUA / f"{name}.lua").read_text(), _shared()
     before = shared if called.search(text) else ""
     return "KEYS[#KEYS] = nil\n" + before + text  # scripts do not see the key that never exists
@@ -87,7 +120,8 @@ def source(name: str) -> str:
 
 @cache
 def _shared() -> tuple[str, re.Pattern[str]]:
-    """What several scripts call, and a pattern of its calls."""
+    """Return the functions that several scripts share (``shared.lua``), and a pattern of a call of
+    one of them."""
     text = (LUA / "shared.lua").read_text()
     calls = "|".join(re.findall(r"^local function (\w+)", text, re.MULTILINE))
     return text, re.compile(rf"\b({calls})\(")
