@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatSession
 
 WARM_INTERVAL = RETRY_INTERVAL  # seconds between two uses that keep a connection from being idle
-REPLY_SIZE = 65536  # bytes read of a reply; the heartbeat thread meets and reports what errors say
+REPLY_SIZE = (
+    65536  # bytes read of a reply; the heartbeat thread gets the same errors, and logs them
+)
 
 
 def threads_are_greenlets() -> bool:
@@ -65,8 +67,8 @@ class GeventPulse:
                     said = state
                 except OSError:
                     self._close()
-                    # A server that closes idle connections would close the next one, too, before
-                    # this owner is heard again; while the hub is blocked none can be opened.
+                    # Perhaps the server closes idle connections. While the hub is blocked no new
+                    # one can be opened, so the next one is used often enough not to count as idle.
                     interval = min(interval, WARM_INTERVAL)
             self._sleep(min(RETRY_INTERVAL, interval))
         if self._connection is not None:

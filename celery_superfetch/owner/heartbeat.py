@@ -118,15 +118,17 @@ class HeartbeatSession:
         #: The loop is watched as other owners are: only checks that came in time count.
         self._loop_silence = Silence(longest_gap=2 * RETRY_INTERVAL)
         self._hung_at = 0  # its ticks when it was found to stand still; 0: it turns
-        #: The last two heartbeats (server ms): a server that has one is this owner's, or a replica.
+        #: Server ms of the last two heartbeats. A server that has one of them as this owner's last
+        #: heartbeat is the owner's primary or a replica of it.
         self._heard: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
-        #: A new name whose registration had no answer. While this process lives, no peer declares
-        #: that name dead: if the next try took another one, the first would stay for ever.
+        #: A new name whose registration had no answer; the next try takes it again. If it took
+        #: another one, the first could stay registered: a peer of this host sees that its process
+        #: lives.
         self._unheard = ""
         self._registry: Registry
-        self._at: Params | None = None  # where that is, once it could be connected to
-        self._socket: object = None  # of its connection, when that was looked at last
+        self._at: Params | None = None  # the server of ``_registry``; None: not connected yet
+        self._socket: object = None  # the socket of its connection at the last check
         self._registered_on: object = None  # the socket by which the whole record was written
 
     @property
@@ -139,7 +141,7 @@ class HeartbeatSession:
 
     def connect(self, params: Params) -> Redis:
         """Return a client with one connection of its own: neither a full pool nor a pending reply
-        stops heartbeats. A half-open connection does until the next heartbeat at most."""
+        stops heartbeats. A half-open connection stops them until the next one at most."""
         own = {**without_retries(params), "max_connections": 2}
         own.pop("home", None)
         longest = max(SHORTEST_WAIT, self.config.heartbeat_interval)
@@ -162,7 +164,8 @@ class HeartbeatSession:
         return record.with_(
             state=self.state,
             run_id=run_id,
-            # None where the server does not report the session's own: they prove nothing then.
+            # Left empty if the server does not say the id of this connection (a proxy): a peer
+            # would otherwise take missing connections for the death of this process.
             connections=tuple(sorted({id, *record.connections}) if id else ()),
             stopping_since=self._stopping_since(),
         )
@@ -310,9 +313,9 @@ class HeartbeatSession:
             self._hung_at = 0
 
     def _find_successor(self) -> None:
-        """Move to the failover target that has taken over: it has a recent heartbeat of this owner
-        (an old primary that comes back with its data has none), and accepts another one (a replica
-        does not)."""
+        """Move to the failover target that has taken over. It has a recent heartbeat of this owner,
+        unlike an old primary that comes back with its data; and it accepts a new heartbeat, unlike
+        a replica."""
         for params in self._failover_targets:
             if self.is_at(params):
                 continue

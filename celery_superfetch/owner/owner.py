@@ -45,8 +45,9 @@ logger = one_line_each(logging.getLogger(__name__))
 
 REGISTRATIONS = 3  # times in a row that a claim may find its owner unregistered
 
-#: Queue lists that stay registered although no channel claims from them, at most: a channel that
-#: comes back to one need not register it again, but each observer of this owner reads all of them.
+#: Number of queue lists from which no channel claims any more at which they are unregistered. Up to
+#: that they stay, so that a channel that comes back to one need not register it again. More would
+#: cost: each observer of this owner reads all of them.
 MANY_UNUSED = 100
 
 BLOCK_TIMEOUT = 20  # seconds a blocking claim may take; one of a dead process can land until then
@@ -192,8 +193,8 @@ class Owner:
         self._consumed = frozenset(chain(*self._lists_by_user.values()))
 
     def _unused(self) -> Collection[str]:
-        """Return the queue lists from which no channel claims any more, once they are many; they
-        are sure to be empty."""
+        """Return the queue lists from which no channel claims any more, if they are many and this
+        owner surely has no job of them."""
         unused = self.facts.lists.keys() - self._consumed
         if len(unused) < MANY_UNUSED or not self.leases.lost_claims.none_left:
             return ()
@@ -233,8 +234,8 @@ class Owner:
         return fetched
 
     def unland(self, owner: str, lists: Iterable[str]) -> None:
-        """Return what landed under a name that this process has or had to its queues; if the server
-        cannot be asked, ``catch_up`` does."""
+        """Return to its queues what has landed for ``owner``, a present or former name of this
+        process. If the server cannot be asked now, that is a deferred call."""
         expires = {name: self.leases.pending.expires.get(name, 0) for name in lists}
         try:
             self.private_lists.unland(owner, expires)

@@ -63,7 +63,7 @@ class Death:
 
 
 class OwnerDrain:
-    """The way of a dead owner's jobs back to their queues.
+    """The recovery of the jobs of dead owners.
 
     Arguments:
         limits: at how many strikes, stops or deaths a job is dead-lettered.
@@ -102,7 +102,9 @@ class OwnerDrain:
             for queue_list, its_claims in groupby(claims, queue_list_of):
                 with report.surviving(f"private list of {facts.owner} for {queue_list}"):
                     yield from self._drain_list(death, deque(its_claims))
-            if held.claims:  # a frozen process that waits on a queue may have got one of them back
+            # If the dead process is only frozen, its blocking reads still wait on the server: one
+            # may just have got a job that was returned to its queue.
+            if held.claims:
                 self._return_landed(facts, report)
             return death.titles
         finally:
@@ -127,9 +129,9 @@ class OwnerDrain:
                 outcomes = self._settle(death, jobs)
                 for outcome in outcomes:
                     self._note(death, outcome)
-            # Copies of one message share a history, so the second waits for the next batch. Where
-            # no job of a batch has moved, another reaper counts them at this moment: the next pass
-            # tries again.
+            # Copies of one message share a history, so the second one is decided on again in the
+            # next batch. If all jobs of a batch are to be decided on again, another reaper counts
+            # them at this moment: they are left to the next pass.
             again = [result.recovery.job for result in outcomes if result.answer == b"recounted"]
             if len(again) < len(jobs):
                 claims.extendleft(job.claim_id for job in reversed(again))
@@ -157,7 +159,7 @@ class OwnerDrain:
             )
         except Exception as exc:
             if isinstance(exc, RedisError):
-                self.database.server_time()  # raises, too, where no single job is at fault
+                self.database.server_time()  # raises if the server is away: no job is at fault
             if len(jobs) == 1:
                 death.report.failed(f"job {jobs[0].title} of {facts.owner}", exc)
                 return []

@@ -1,4 +1,11 @@
-"""Gathers what can be known of owners, for the verdict to judge."""
+"""Gathers the evidence of each registered owner, and has the verdict say whether it is dead.
+
+The reaper calls ``judge_all`` in each pass: in a worker's maintenance thread, in beat's reap task
+and in commands. `superfetch reap --wait` and `superfetch drain` watch owners for longer, by an
+``Onlooker``. The console takes one look, without watching. A worker's maintenance thread calls
+``local_evidence`` each second, for owners of its host. All of this only reads: a process that dies
+here leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +23,7 @@ from ..store.registry import Registry
 from ..store.wire.clients import run_id
 
 LOOK_INTERVAL = 1.0  # seconds between two looks
-LOCAL = Reason.RUNNING, Reason.RUNNING_SILENT  # said of the living of this host, silent or not
+LOCAL = Reason.RUNNING, Reason.RUNNING_SILENT  # verdicts on owners of this host that live
 
 
 def judge_all(
@@ -25,16 +32,23 @@ def judge_all(
     only: Collection[str] | None = None,
     surviving: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> list[tuple[Facts, int, Reason]]:
-    """Every registered owner (or ``only`` some) with its score and verdict. Without a ``silence``
-    nobody is known to be silent; ``surviving`` may leave out one that cannot be judged."""
+    """Return every registered owner, its score (server ms of its last heartbeat) and its verdict.
+
+    Arguments:
+        silence: for how long owners have had no heartbeat while this process watched; None: it did
+            not watch, and no owner is dead by its silence.
+        only: the names of some owners; None: all.
+        surviving: makes the context in which one owner is judged. If it swallows an error, that
+            owner is left out.
+    """
     scores = registry.owners()
     chosen = sorted(scores if only is None else scores.keys() & set(only))
     if not scores:
         return []
-    # Whoever superseded one of them is an owner of the same host.
+    # An owner can only be superseded by one of its own host: so all of these hosts are read.
     hosts = {owner.partition("|")[0] for owner in chosen}
     facts = registry.facts(o for o in scores if o.partition("|")[0] in hosts)
-    # Asked at most once a pass, and not by a worker that has heard everybody lately.
+    # Called only for an owner without recent heartbeats, and then asked once.
     server_run = cache(lambda: run_id(registry.client))
     here, now, judged = ProcessImage.current(), silence.clock() if silence else 0.0, []
     near = [neighbour for neighbour in facts.values() if here.same_ground(neighbour.process)]
@@ -53,7 +67,8 @@ def judge_all(
 
 
 class Onlooker:
-    """The eyes of a process that has no heart, and stays: it looks each second or so."""
+    """A watch over all owners, for a command: it has no heartbeat, whose answers would bring their
+    scores, and so reads them itself, about once a second."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = monotonic) -> None:
         self.registry = registry
@@ -61,10 +76,11 @@ class Onlooker:
         self._scores: dict[str, int] = {}
 
     def judge(self) -> list[tuple[Facts, int, Reason]]:
-        """Every owner with its score and verdict, by all looks up to the one before."""
+        """Return every owner with its score and verdict, and note its score for the next call. The
+        verdict knows the silence that the calls before this one have found."""
         now, judged = self.silence.clock(), judge_all(self.registry, self.silence)
         scores = {facts.owner: score for facts, score, _ in judged}
-        # Quiet is who has the score that it had at the look before.
+        # An owner with the same score as at the last call has had no heartbeat since.
         self.silence.note(dict(scores.items() & self._scores.items()), now)
         self._scores = scores
         return judged
@@ -72,8 +88,13 @@ class Onlooker:
     def stay(
         self, seconds: float, on_wait: Callable[[int, float], object] = lambda *_: None
     ) -> None:
-        """Look until no verdict waits for a longer silence, for so long at most; before each look
-        ``on_wait`` gets the number of owners that are watched, and the seconds that are left."""
+        """Watch until no owner could still be found dead by a longer silence.
+
+        Arguments:
+            seconds: for how long at most.
+            on_wait: gets the number of owners that are still watched, and the seconds left, before
+                each pause.
+        """
         end, judged = monotonic() + seconds, self.judge()
         first = self._scores
         while (left := end - monotonic()) > 0:
@@ -91,10 +112,19 @@ class Onlooker:
 def local_evidence(
     facts: Facts, here: ProcessImage, others: Collection[Facts], silent_for: float | None
 ) -> Evidence:
-    """What can be known of an owner without asking the server; ``others`` are of this host."""
+    """Return the evidence of an owner that needs no command to the server.
+
+    Arguments:
+        here: this process.
+        others: the records of other owners of this host.
+        silent_for: for how long the owner has had no heartbeat (s); None: not known.
+    """
     owner, local = facts.process, here.same_ground(facts.process)
     process = look_at(owner.pid, owner.start_time) if local else None
-    if process is Reason.PID_REUSED and owner.pid == here.pid:  # known; of others it may seem so
+    # PID_REUSED: the start time that is read now is not the recorded one. That may only come from a
+    # clock that was set. For a record with this process's pid it is known: this process read its
+    # start time once, and the record is its own or that of an earlier process.
+    if process is Reason.PID_REUSED and owner.pid == here.pid:
         process = Reason.RUNNING if owner.start_time == here.start_time else Reason.PROCESS_GONE
     same_pid = (other for other in others if local and other.process.pid == owner.pid)
     newer = [other.process for other in same_pid if other.registered_at > facts.registered_at]
@@ -103,7 +133,8 @@ def local_evidence(
         owner_ttl=facts.owner_ttl,
         silent_for=silent_for,
         process=process,
-        # By a newer program of the same process (HUP): this one, or a registered one.
+        # A process that gets a HUP runs the worker again under its pid: the owner is superseded by
+        # the newer program, which is this one or a registered one.
         superseded=local
         and any(p.same_process(owner) and p.image != owner.image for p in (here, *newer)),
         pool_left=local

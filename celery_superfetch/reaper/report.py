@@ -1,4 +1,10 @@
-"""What one pass found and did, as those who read it know it."""
+"""The report of one reap pass.
+
+``Reaper`` makes and fills it, and its caller reads it: a worker's maintenance thread, beat's reap
+task, and the command `superfetch reap`. ``app/reaper.py`` writes it down on the server, for
+`status`. `superfetch drain` uses it for its errors alone. It is in memory: if the process dies,
+what the pass has done is done, and only the report is missing.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +26,10 @@ logger = one_line_each(logging.getLogger(__name__))
 
 @dataclass
 class Report:
-    """What one pass found and did."""
+    """The findings and the acts of one pass."""
 
-    #: Of an error: who met it, and who tries again.
+    #: The first word of an error's log line, and its last part: what happens next. `superfetch
+    #: drain` has others.
     by: ClassVar = "reap"
     again: ClassVar = "the next pass tries again"
 
@@ -34,21 +41,23 @@ class Report:
     probation: set[str] = field(default_factory=set)
     killed: int = 0  #: jobs that went to the dead set
     errors: int = 0  #: each is logged; the next pass tries again
-    seconds: float = 0.0  #: that it took
+    seconds: float = 0.0  #: duration of the pass
     dry_run: bool = False  #: nothing was changed
-    #: Whether it also did what is done at one pass in six.
+    #: The pass also did the housekeeping, as one in six does: it trimmed the dead set.
     kept_house: bool = False
-    ran: bool = True  #: False if another pass had its turn, and nothing was looked at
+    #: False if another process made the pass of this interval: nothing was done in this one.
+    ran: bool = True
 
     @property
     def did_something(self) -> bool:
         return bool(self.dead or self.recovered or self.killed or self.errors)
 
     def failed(self, subject: str, exc: Exception) -> None:
+        """Count and log an error. ``subject``: the owner, job or list that was left as it is."""
         self.errors += 1
         is_redis_error = isinstance(exc, RedisError)
         logger.log(
-            # In a failover, or while a slot moves, this is nobody's fault.
+            # In a failover, or while a cluster's slot moves, this is to be expected.
             logging.WARNING if isinstance(exc, RedisConnectionError) else logging.ERROR,
             "%s: %s: %s. It was left as it is, nothing was lost; %s.",
             self.by,
@@ -60,9 +69,10 @@ class Report:
 
     @contextmanager
     def surviving(self, subject: str) -> Iterator[None]:
+        """Let the pass go on if the body of this context fails; the error is in the report."""
         try:
             yield
-        except Exception as exc:  # of Redis, of one job, or of an app's code: others wait
+        except Exception as exc:  # if it ended the pass, other owners' jobs would wait
             self.failed(subject, exc)
 
     def __str__(self) -> str:

@@ -1,4 +1,9 @@
-"""Trims the dead set, once a minute or so, and logs what it drops for good."""
+"""Trims the dead set, and logs what it drops for good.
+
+``Reaper`` calls it in its housekeeping, in one pass of six: in a worker's maintenance thread, in
+beat's reap task or in a command. If the process dies in the middle, a part is dropped and counted
+(`dead_dropped`), and no line says so; the next housekeeping continues.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,8 @@ logger = one_line_each(logging.getLogger(__name__))
 
 
 def trim(dead_set: DeadSet) -> None:
-    """Drop what is too old, or too much for its cap; log that, with what kills have dropped since
-    the last such line. If the process dies in between, it was dropped and counted
-    (`dead_dropped`), and no line says so."""
+    """Drop the dead jobs that are too old, or too many for their cap, and log their numbers. They
+    include the jobs that a full dead set has dropped since the last call, each for a newer one."""
     config, trimmed = dead_set.config, dead_set.trim()
     if old := sum(row.old for row in trimmed):
         logger.warning(
@@ -39,6 +43,7 @@ def trim(dead_set: DeadSet) -> None:
 
 
 def _tell_of_flood(dead_set: DeadSet, row: Trimmed) -> None:
+    """Log that jobs that never ran, or unparseable items, have filled their own cap."""
     noun = "unparseable items" if row.cap.kind == "junk" else "jobs that never ran here"
     newest = next(iter(dead_set.sample(row.cap)), None)
     logger.warning(

@@ -103,8 +103,8 @@ class PrivateLists(Structure):
         Arguments:
             lists: the queue lists to claim from, in this order.
             most: the number of jobs to claim at most.
-            turn: one job each is taken in rotation from so many neighbours in ``lists``, which are
-                queues of equal rank; 0: claim only what has landed.
+            turn: number of neighbours in ``lists`` that are queues of equal rank: of these, one job
+                each is claimed in rotation. 0: claim only what has landed.
             landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
             starts: so many jobs, the first ones, get no waiting note, since their consumer starts
                 them at once.

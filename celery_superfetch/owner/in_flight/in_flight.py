@@ -1,9 +1,10 @@
 """The jobs in flight of one process: how they come, what happens to them, and how they leave.
 
-The fetch loop claims; the gate starts; deliveries ack and requeue; a closing channel and the
-worker's stop requeue. Each event changes the state of a lease; ``PendingLeases`` reports the states
-to the server. If the process dies, each job is in the owner's private list: the reaper requeues
-those with a waiting note, and recovers the others as running.
+The fetch loop claims jobs, and a worker's gate starts them. Their deliveries ack and requeue them.
+When a channel closes, or the worker stops, all its jobs are requeued that do not run. Each event
+changes the state of a lease; ``PendingLeases`` reports the states to the server. If the process
+dies, each job is in the owner's private list: the reaper requeues those with a waiting note, and
+recovers the others as running.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class Fetched(NamedTuple):
 
 class InFlight:
     """The jobs in flight of one process, for all its channels on one database. Thread-safe: acks
-    come from the consumer's loop, from a pool's threads, and after the channel is closed. What asks
-    the server raises ``RedisError`` where it cannot be asked."""
+    come from the consumer's loop, from a pool's threads, and after the channel is closed.
+
+    A method that asks the server raises ``RedisError`` if it cannot be asked, but for two: the
+    requeues stay pending then, and ``start`` returns 0.0.
+    """
 
     def __init__(self, database: Database, runner: Executor = CONSUMER) -> None:
         self.database = database
@@ -59,10 +63,12 @@ class InFlight:
         landed: Collection[str] = (),
         starts: int = 0,
     ) -> Fetched:
-        """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
+        """Send what is pending and claim, in one round trip. The arguments are those of
+        ``PrivateLists.claim``; the first ``starts`` jobs are recorded as running."""
         pending = self.pending
         with pending.lock:
-            # None starts beside a suspect, which a lost reply may have brought, too.
+            # No job starts alongside a solo run. After a lost reply there may be one without a
+            # lease.
             starts = 0 if pending.needs_reconcile or self.leases.solo else starts
             call = pending.lists.claim(owner, lists, most, turn, landed, starts)
             claims = pending.lists.claims(call, lists, pending.flush(call))
@@ -84,8 +90,8 @@ class InFlight:
             self.leases.apply(lease, Event.DELIVER)
 
     def delivered(self, lease: Lease) -> None:
-        """Note that the consumer of a job was called. If the job only waits now, clear the start
-        record that it got with its claim, with the next send."""
+        """Note that the consumer of a job was called. If the job was recorded as running with its
+        claim, but now waits to be started, the next send clears its start record."""
         if lease.state is State.FETCHED:
             self.deliver(lease)
         if lease.has_waiting_note is not True and lease.may_start:
@@ -109,7 +115,8 @@ class InFlight:
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether there is a job whose ack is not pending."""
+        """Whether this process has a job that is not acked. A job whose ack is pending counts as
+        acked."""
         return len(self.leases) > self.leases.counts[State.SETTLED]
 
     @property
@@ -118,7 +125,8 @@ class InFlight:
         return self.leases.counts[State.DETACHED]
 
     def deadline(self, lease: Lease) -> float:
-        """Return until when a job may begin (``clock``); 0.0 if it may not begin now."""
+        """Return until when a job may begin (s of ``clock``): no peer can declare this owner dead
+        before that. 0.0: it may not begin now."""
         return self.permit.deadline(lease.job.owner)
 
     def is_former(self, lease: Lease) -> bool:
@@ -147,7 +155,8 @@ class InFlight:
             parking.heard(released.now, released.next, asked)
 
     def recall(self, task_ids: Collection[str]) -> int:
-        """Make parked jobs due at once; return how many."""
+        """Make the parked jobs with these task ids due at once, so that a worker discards the
+        revoked ones; return how many."""
         if count := self.pending.parked.call(task_ids):
             self.pending.parking.parked(0)
         return count
@@ -161,7 +170,7 @@ class InFlight:
         """
         with self.lock:
             deadline = self.permit.deadline(lease.job.owner)
-            # While a reply is lost, the server may have a suspect as running here.
+            # After a lost reply the server may have a suspect in a solo run in this process.
             if not deadline or self.doubt:
                 return 0.0
             is_recorded = lease.has_waiting_note is False
@@ -176,7 +185,7 @@ class InFlight:
                 except BaseException as exc:
                     self.take_back(lease)
                     if isinstance(exc, (RedisError, OSError)):
-                        return 0.0  # the channel meets the same, and requeues the job
+                        return 0.0  # the channel meets the same error, and requeues the job
                     raise
             # A signal handler may have requeued the job during the send: it would run twice.
             return deadline if lease.runs else 0.0
@@ -206,8 +215,8 @@ class InFlight:
                 self.pending.add(lease)
 
     def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
-        """Requeue jobs in the order given (newest first for the front); a run of one has ended.
-        What cannot be sent now is sent as soon as the server can be asked."""
+        """Requeue jobs in the order given (newest first for the front). If one was running, its run
+        has ended. If the server cannot be asked now, the requeues stay pending."""
         self._return(leases, Event.REQUEUE, where)
 
     def close(self, leases: Iterable[Lease], where: str = "front") -> None:
@@ -237,8 +246,9 @@ class InFlight:
             return self.pending.add_park(lease, int(due))
 
     def requeue_waiting(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Requeue, in this order, those that wait to be started, which now cannot; return these. A
-        run that was cut short may not have ended yet: its job is requeued at the close."""
+        """Requeue those of some jobs that wait to be started, in this order, and return them: from
+        now on they cannot be started. A job whose run was cut short is not among them, since the
+        run may not have ended yet: it is requeued when its channel closes."""
         with self.lock:
             waiting = (lease for lease in leases if lease.state is State.RESERVED)
             back = [lease for lease in waiting if not lease.is_cut_short]
@@ -246,7 +256,8 @@ class InFlight:
             return back
 
     def requeue_all(self) -> None:
-        """Requeue all jobs, the newest claims first: the pool has ended."""
+        """Requeue all jobs, the newest claims first, after the pool has ended. Those that ran count
+        as cut short."""
         with self.lock:
             for lease in self.leases:
                 if lease.runs:
@@ -254,7 +265,8 @@ class InFlight:
             self.requeue(reversed(self.leases))
 
     def requeue_idle(self) -> int:
-        """Requeue all jobs that do not run, the newest claims first; return how many do."""
+        """Requeue all jobs that do not run, the newest claims first. Return the number of jobs that
+        run: they continue, detached from their channel."""
         with self.lock:
             self.close(reversed(self.leases))
             return sum(lease.runs for lease in self.leases)
@@ -267,9 +279,12 @@ class InFlight:
             self.pending.announce(lease)
 
     def lose_all(self, owner: str) -> None:
-        """Announce the running jobs of an owner that the server has declared dead or forgotten, and
-        requeue those that wait, if they are still there. Acks are still sent: one before the reaper
-        saves a second run, a later one removes nothing."""
+        """Announce that the running jobs of an owner are lost, which a peer has declared dead or
+        the server has forgotten, and requeue those that wait to be started.
+
+        Acks are sent all the same. If an ack arrives before the reaper has moved the job, the job
+        does not run again; if it arrives later, it removes nothing.
+        """
         with self.lock:
             leases = [lease for lease in self.leases if lease.job.owner == owner]
             waiting = [lease for lease in leases if lease.state is State.RESERVED]
@@ -301,9 +316,9 @@ class InFlight:
         self.pending.flush(wait=False)
 
     def rest(self) -> None:
-        """Let other parts of this process have the connection if it lies idle."""
+        """Give the connection back to its pool if it was not used for a moment."""
         self.pending.let_rest()
 
     def release_connection(self) -> None:
-        """Give the connection back to its pool, unless it is in use."""
+        """Give the connection back to its pool at once, unless it is in use."""
         self.pending.release_connection()

@@ -19,8 +19,8 @@ from .call import Call
 
 #: What redis-py before 5.3 wants to know of the command when it hands out a connection.
 CHECKOUT = () if redis.VERSION >= (5, 3) else ("EVALSHA",)
-IDLE = 1.0  # seconds after which a connection is looked at before use: it may have been closed
-LARGE = 16 * 1024  # bytes from which an argument is sent for itself, and not copied
+IDLE = 1.0  # seconds without use after which a connection may have been closed: it is checked first
+LARGE = 16 * 1024  # bytes from which an argument is sent by itself, and not copied
 
 
 class Encoder(Protocol):
@@ -86,8 +86,8 @@ class Pipeline:
         """Send commands and read the replies that are due.
 
         Arguments:
-            wait: read all replies. Without it the replies to ``commands`` are read by a later send;
-                one without commands reads all.
+            wait: read all replies. Without it, a later send reads the replies to ``commands``. With
+                neither ``wait`` nor commands, all earlier replies are read.
             leave: without ``wait``, leave up to so many earlier replies unread, too, for ``IDLE``
                 seconds at most.
 
@@ -158,8 +158,9 @@ class Pipeline:
         return packed(map(self.scripts.command, calls))
 
     def _connected(self, unread_count: int) -> Any:
-        """Return the connection of the last send, or another one of the pool, which looks at one
-        that lay idle. If replies are unread on a server that this process has left, raise."""
+        """Return the connection of the last send. If it was idle for long, or there is none, get
+        one from the pool, which checks it first. If replies are unread on a server that this
+        process has left, raise ``ConnectionError``."""
         pool = self.scripts.client.connection_pool
         if unread_count:
             if self._pool is pool:
