@@ -305,8 +305,9 @@ class Owner:
         self.leases.pending.lost_jobs.examine()
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
-        """Call ``act`` until it succeeds, ``tries`` times at most; return its last error. The first
-        try may only find that idle connections are lost, the next that the heartbeats' is."""
+        """Call ``act`` until it succeeds, ``tries`` times at most; return its last error. If the
+        server has restarted, one try may fail by an idle connection of the pool that is lost, and
+        another by that of the heartbeats."""
         for _ in range(tries):
             try:
                 act()

@@ -30,7 +30,8 @@ def owner_for(
     Arguments:
         elsewhere: servers that may take over from that of ``params``.
     """
-    # Servers of a failover list need not be replicas of each other: then each has its own owner.
+    # First an owner that all these servers share. It does not follow to a server that is no replica
+    # of its own: then that one gets an owner for itself.
     for others in (elsewhere, ()):
         key = frozenset(map(place_of, [params, *others])), config, runner
         if key not in _owners:
@@ -57,5 +58,5 @@ def _at_exit() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A child is none of its parent's owners; it registers itself if it ever claims.
+    # A forked child must not act for its parent's owners; it makes its own if it ever claims.
     os.register_at_fork(after_in_child=_owners.clear)

@@ -1,10 +1,10 @@
 """Takes back the jobs of one dead owner: each goes to its queue, on probation, or to the dead set.
 
-`Reaper` calls this after it has marked an owner as reaped: in a worker's maintenance thread, in
-beat's reap task, and in the commands `superfetch reap` and `superfetch drain`. If that process dies
-in the middle, the jobs that it has not moved yet are still in the owner's private list. The mark
-stays, too, so the next pass of any reaper drains the rest. No job is ever in two places: each moves
-in one script.
+`Reaper` calls this after it has marked an owner as reaped: in a worker's maintenance thread and at
+its start, in beat's reap task, and in the command `superfetch reap` (`superfetch drain` has a loop
+of its own). If that process dies in the middle, the jobs that it has not moved yet are still in the
+owner's private list. The mark stays, too, so the next pass of any reaper drains the rest. No job is
+ever in two places: each moves in one script.
 """
 
 from __future__ import annotations

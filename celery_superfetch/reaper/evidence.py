@@ -1,10 +1,10 @@
 """Gathers the evidence of each registered owner, and has the verdict say whether it is dead.
 
 The reaper calls ``judge_all`` in each pass: in a worker's maintenance thread, in beat's reap task
-and in commands. `superfetch reap --wait` and `superfetch drain` watch owners for longer, by an
-``Onlooker``. The console takes one look, without watching. A worker's maintenance thread calls
-``local_evidence`` each second, for owners of its host. All of this only reads: a process that dies
-here leaves nothing behind.
+and in `superfetch reap`. `superfetch reap --wait` and `superfetch drain` watch owners for longer,
+by an ``Onlooker``. The console takes one look, without watching. A worker's maintenance thread
+calls ``local_evidence`` each second, for owners of its host. All of this only reads: a process that
+dies here leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The reaper: one pass that finds dead owners and gives their jobs back.
 
-It has no loop and no thread. A pass is made by the maintenance thread of each worker (each
-`reap_interval`, and at once where a worker of its host died), by beat's reap task, and by the
-commands `superfetch reap` and `superfetch drain`. A pass judges each owner, marks a dead one as
-reaped, and only then takes its jobs back. If the process dies before the mark, nothing has changed;
-after it, the mark (a tombstone) makes the next pass of any reaper take back the jobs that are left.
+It has no loop and no thread. A pass is made by each worker when it starts, by its maintenance
+thread (each `reap_interval`, and at once where a worker of its host died), by beat's reap task, and
+by the command `superfetch reap`; `superfetch drain` only registers unknown owners by it. A pass
+judges each owner, marks a dead one as reaped, and only then takes its jobs back. If the process
+dies before the mark, nothing has changed; after it, the mark (a tombstone) makes the next pass of
+any reaper take back the jobs that are left.
 """
 
 from __future__ import annotations

@@ -170,14 +170,16 @@ class Pipeline:
             if self._pool is pool and monotonic() < self._used + IDLE:
                 return self._connection
             self.release()
-        # Not by redis-py's client, which costs more than twice as much as what it is for.
+        # redis-py's client is passed by: what it does around a command costs more than twice as
+        # much as to send the command.
         self._pool, self._told = pool, set()
         self._connection = self.scripts.client.connection or pool.get_connection(*CHECKOUT)
         return self._connection
 
     def _run_unknown_again(self, commands: Sequence[Command], replies: list[Any]) -> list[Any]:
-        """Run scripts again that a restarted server did not know: nothing of them ran, so they run
-        after their successors. One round trip for all: the first of each brings its text."""
+        """Run scripts again that a restarted server did not know, and of which nothing has run.
+        They run after the commands that were sent behind them: a script on which those rely is
+        always sent whole. One round trip for all: the first of each brings its text."""
         unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             calls = [commands[at].call for at in unknown]
