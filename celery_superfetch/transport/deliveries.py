@@ -250,7 +250,7 @@ class QoS:
         if given := sum(not lease.runs for lease in back):
             logger.info("Channel closed: requeued %s.", number(given, "job"))
         for lease in back:
-            if lease.is_gone:
+            if not lease.runs:  # also where the requeue could not be sent yet: it is pending
                 self.drop(lease.job)
         return []
 

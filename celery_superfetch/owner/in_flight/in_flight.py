@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ...model.log_text import one_line_each
@@ -227,12 +228,19 @@ class InFlight:
         with self.lock:
             for lease in leases:
                 self.pending.add_return(lease, event, where)
-            returning = self.leases.counts[State.RETURNING]
-            if returning:
-                try:
-                    self.flush()
-                except RedisError as exc:
-                    logger.warning(NOT_YET, returning, exc)
+            if self.leases.counts[State.RETURNING]:
+                self._send_requeues()
+
+    def _send_requeues(self) -> None:
+        try:
+            try:
+                self.flush()
+            except RedisConnectionError:
+                # Mostly its connection alone was lost, as at the close of a channel after a lost
+                # connection. The next send opens another.
+                self.flush()
+        except RedisError as exc:
+            logger.warning(NOT_YET, self.leases.counts[State.RETURNING], exc)
 
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left by another way than an ack, a requeue or a park."""

@@ -39,12 +39,12 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(beside, client):
     app, membership = beside
     bench = Bench(client)
     bench.push("mail", payload("1"))
-    [claimed] = membership.claim(["mail"], 1, 1).jobs
-    Driver.of(membership).reserve(claimed.job)
+    [lease] = membership.claim(["mail"], 1, 1).leases
+    Driver.of(membership).reserve(lease.job)
     dead = bench.dead_owner([payload("2", "other")], queue="other")
     Rounds(app, membership).go(monotonic())
     assert not bench.registry.owners().get(dead.owner), "it was reaped"
-    assert [*Driver.of(membership)] == [claimed.job]
+    assert [*Driver.of(membership)] == [lease.job]
 
 
 def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):

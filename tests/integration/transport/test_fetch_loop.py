@@ -108,3 +108,18 @@ def test_a_requeue_that_the_server_refuses_keeps_the_loop_from_nothing(inbox, be
     assert fetch.next_action() is Action.SEND
     fetch.tick()
     eventually(lambda: bench.private(fetch.owner.name) == [])
+
+
+def test_a_closed_channel_has_no_job_whose_requeue_is_refused(inbox, bench):
+    """Such a job counted as waiting in this process as long as that lived: with a thousand of them
+    the next channel claimed nothing more."""
+    inbox.settle_in()
+    bench.push("mail", payload(1))
+    [message] = inbox.receive(1) and inbox.messages
+    fetch = inbox.channel.fetch
+    fetch.owner.leases.reserve(message.delivery.lease)
+    bench.client.set(bench.keys.queue("mail"), "a text")
+    inbox.channel.qos.restore_unacked()
+    assert bench.private(fetch.owner.name) == [payload(1)]
+    assert not message.delivery.is_open
+    bench.client.delete(bench.keys.queue("mail"))

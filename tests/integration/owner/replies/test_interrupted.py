@@ -82,3 +82,18 @@ def test_the_control_a_job_that_is_gone_at_its_requeue_is_lost(bench, owner, fau
     driver.requeue([claimed.job])
     driver.examine_missing()
     assert bench.stat("lost") == 1
+
+
+def test_a_requeue_goes_by_another_connection_where_its_own_was_lost(
+    bench, owner, faults, driver, caplog
+):
+    """A channel closes because its connection was lost, and that of the requeues with it: its jobs
+    would wait for the next channel, or for the reaper."""
+    bench.push("mail", A)
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    driver.reserve(claimed.job)
+    faults.arm(Fault.LOST, 1)
+    driver.close([claimed.job])
+    assert faults.hits[Fault.LOST]
+    assert bench.queue() == [A]
+    assert not caplog.records
