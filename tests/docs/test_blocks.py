@@ -14,6 +14,7 @@ changed. A comment on the line before a block says what to do with it:
 | `text` | output, for the reader |
 | `diff` | a change to a checkout; `test_first_hour.py` makes it |
 | any, after `<!-- not run: REASON -->` | nothing; the reason says what is missing here |
+| any, after `<!-- run by: tests/FILE.py -->` | nothing: that test, which names the page, runs it |
 | any, after `<!-- needs: django -->` | the tab ends here, skipped, where that is missing |
 
 Any other block fails. In a set of tabs each tab is one reader, with a folder and a server of its
@@ -129,6 +130,10 @@ def note(): ...
         ("```console\n$ true\n```\n", r"page.md:2: undecided: .* 'console'"),
         ("```\ntrue\n```\n", r"page.md:2: undecided: .* 'no language'"),
         ("<!-- not run: -->\n```sh\ntrue\n```\n", r"page.md:3: undecided: .* without a reason"),
+        (
+            "<!-- run by: tests/docs/test_site.py -->\n```sh\ntrue\n```\n",
+            r"page.md:3: undecided: .* does not name page.md",
+        ),
         ("<!-- background -->\n```sh\ntrue\n```\n", r"page.md:3: it has ended"),
         ("```sh\npip install celery-superfetch[wrong]\n```\n", r"no such extras: wrong"),
         ("```sh\npip install nobody-has-this\n```\n", r"nobody-has-this"),

@@ -13,7 +13,7 @@ from mdit_py_plugins.colon_fence import colon_fence_plugin
 from support.house import HERE
 
 #: A comment on the line before a block says what to do with it: `<!-- file: shop.py -->`.
-MARKS = {"file", "background", "needs", "not run"}
+MARKS = {"file", "background", "needs", "not run", "run by"}
 #: Directives that hold code: MyST's own fences say the same, and can be read on GitHub too.
 CODE = {"{code", "{code-block", "{literalinclude"}
 MARKDOWN = MarkdownIt("commonmark").use(colon_fence_plugin)
@@ -88,7 +88,13 @@ def readers(page: Path) -> dict[str, list[Block]]:
 
 
 def fate(block: Block) -> str:
-    """What becomes of a block: `run`, `file`, `parsed`, `text`, `excused`, or why it may not be."""
+    """Return what becomes of a block: `run`, `file`, `parsed`, `text`, `elsewhere`, `excused`, or
+    why it may not be."""
+    if "run by" in block.marks:
+        test = HERE / block.marks["run by"]
+        if test.is_file() and block.page.name in test.read_text():
+            return "elsewhere"
+        return f"undecided: {block.marks['run by']} does not name {block.page.name}"
     if "not run" in block.marks:
         return "excused" if block.marks["not run"] else "undecided: `not run` without a reason"
     if "file" in block.marks:
