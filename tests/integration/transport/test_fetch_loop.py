@@ -117,7 +117,7 @@ def test_a_closed_channel_has_no_job_whose_requeue_is_refused(inbox, bench):
     bench.push("mail", payload(1))
     [message] = inbox.receive(1) and inbox.messages
     fetch = inbox.channel.fetch
-    fetch.owner.leases.reserve(message.delivery.lease)
+    Driver.of(fetch.owner).reserve(message.delivery.lease.job)
     bench.client.set(bench.keys.queue("mail"), "a text")
     inbox.channel.qos.restore_unacked()
     assert bench.private(fetch.owner.name) == [payload(1)]
