@@ -223,7 +223,7 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         # The result of a job that may not have been sent is not asked for.
         unasked = {"state": ends[0] if job.sent.get("doubt") else "SUCCESS"}
         outcome = history.outcomes.get((job.sent["job"], step), unasked)
-        if outcome["state"] == "FAILURE":
+        if outcome["state"] == "FAILURE" and outcome is not unasked:
             yield from _failed(history, job, step, outcome)
         elif runs or history.owes(job, step):
             yield from _unfinished(job, step, outcome["state"], ends)

@@ -310,6 +310,8 @@ def test_what_was_given_up_hands_on_nothing():
 def test_what_may_not_have_been_sent_is_not_missed():
     assert verdicts([send(doubt="TimeoutError")]) == []
     assert verdicts([send(doubt="TimeoutError"), *ran(1, cut=True)]) == ["lost"]
+    # Its result is not asked for, and so has no error.
+    assert verdicts([send(doubt="TimeoutError", ends=["FAILURE"]), *ran(1)]) == []
     assert verdicts([send(**CHORD, doubt="TimeoutError"), *ran(1, "p0")]) == []
     assert verdicts([send(**CHORD, doubt="TimeoutError"), *PARTS]) == ["stuck"]
 
