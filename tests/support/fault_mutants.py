@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "one check for lost claims, and no second",
-        LostClaims, "reconcile", "now + LATE_CLAIM", "math.inf",
+        LostClaims, "reconcile", "monotonic() + LATE_CLAIM", "math.inf",
         ("claim, start, finish",),
     ),
     Mutant(

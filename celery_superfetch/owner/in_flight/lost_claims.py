@@ -53,7 +53,7 @@ class LostClaims:
         pending = self.pending
         with pending.lock:
             pending.flush()
-            was_lost = pending.needs_reconcile
+            was_lost, is_second = pending.needs_reconcile, monotonic() >= self._second_look
             # A reply that is lost from here on asks for another reconcile.
             pending.needs_reconcile = False
             try:
@@ -65,8 +65,9 @@ class LostClaims:
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 pending.needs_reconcile = True
                 raise
-            # Also where a second check was due as well: that one was for an earlier reply.
-            self._second_look = monotonic() + LATE_CLAIM if was_lost else math.inf
+            # A reply that was lost beside a due second check has a second check of its own.
+            is_last = is_second and not was_lost
+            self._second_look = math.inf if is_last else monotonic() + LATE_CLAIM
             return back
 
     def _record_starts_again(self, owner: str, held: Held) -> None:
