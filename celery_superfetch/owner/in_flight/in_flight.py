@@ -106,17 +106,17 @@ class InFlight:
 
     @property
     def stops_claims(self) -> bool:
-        """Whether a job that has not left lets nothing be claimed."""
+        """Return whether a job that has not left lets nothing be claimed."""
         return self.leases.stopping_claims_count > 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether this process has no lease."""
+        """Return whether this process has no lease."""
         return not len(self.leases)
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether this process has a job that is not acked. A job whose ack is pending counts as
+        """True if this process has a job that is not acked. A job whose ack is pending counts as
         acked."""
         return len(self.leases) > self.leases.counts[State.SETTLED]
 
@@ -136,7 +136,7 @@ class InFlight:
 
     @property
     def doubt(self) -> bool:
-        """Whether a reply was lost: the private list may hold jobs that have no lease here."""
+        """True if a reply was lost: the private list may hold jobs that have no lease here."""
         return self.pending.needs_reconcile
 
     @doubt.setter
@@ -145,7 +145,7 @@ class InFlight:
 
     @property
     def is_reconcile_due(self) -> bool:
-        """Whether a reply was lost since the last reconcile, or its second check is due."""
+        """Return whether a reply was lost since the last reconcile, or its second check is due."""
         return self.lost_claims.due
 
     def release_due(self) -> None:
@@ -307,12 +307,12 @@ class InFlight:
 
     @property
     def unsent(self) -> bool:
-        """Whether something is to be sent."""
+        """Return whether something is to be sent."""
         return self.pending.has_unsent
 
     @property
     def unread(self) -> bool:
-        """Whether replies are to be read."""
+        """Return whether replies are to be read."""
         return self.pending.has_unread
 
     def flush(self, *, wait: bool = True) -> None:

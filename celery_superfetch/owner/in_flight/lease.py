@@ -108,18 +108,18 @@ class Lease:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the job has left this process."""
+        """Return whether the job has left this process."""
         return self.state is State.GONE
 
     @property
     def may_start(self) -> bool:
-        """Whether the job may be started: no start was reported, and it is not leaving. An event
+        """True if the job may be started: no start was reported, and it is not leaving. An event
         ``TAKE_BACK`` makes a running job one that may be started again."""
         return self.state in HELD
 
     @property
     def runs(self) -> bool:
-        """Whether the pool has the job, also after its channel was closed."""
+        """Return whether the pool has the job, also after its channel was closed."""
         return self.state in RUNS
 
 

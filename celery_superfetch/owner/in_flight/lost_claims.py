@@ -35,12 +35,12 @@ class LostClaims:
 
     @property
     def due(self) -> bool:
-        """Whether a reply was lost, or the second check is due."""
+        """Return whether a reply was lost, or the second check is due."""
         return self.pending.needs_reconcile or monotonic() >= self._second_look
 
     @property
     def none_left(self) -> bool:
-        """Whether the server has no claim without a lease, and will get none."""
+        """Return whether the server has no claim without a lease, and will get none."""
         return not self.pending.needs_reconcile and self._second_look == math.inf
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:

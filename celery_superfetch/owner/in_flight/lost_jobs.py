@@ -91,7 +91,7 @@ class LostJobs:
         self.server_restarted_at = 0.0
 
     def __bool__(self) -> bool:
-        """Whether jobs wait to be examined."""
+        """Return whether jobs wait to be examined."""
         return bool(self._missing)
 
     def add(self, job: Job, has_run: bool, is_repetition: bool) -> None:

@@ -60,7 +60,7 @@ class Parking:
 
     @property
     def is_due(self) -> bool:
-        """Whether to ask the server for due jobs: the next one is due, or the last answer is too
+        """True if it is time to ask for due jobs: the next one is due, or the last answer is too
         old. Another worker parks a job at least ``WORTH_PARKING`` seconds before its time, so in
         that time after an answer no job comes due that this process does not know of."""
         due, since = self._next

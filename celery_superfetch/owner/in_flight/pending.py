@@ -104,7 +104,7 @@ class PendingLeases:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something is to be sent now. A requeue that the server has just refused is not:
+        """True if something is to be sent now. A requeue that the server has just refused is not:
         the fetch loop would send in each tick, and never wait for new jobs."""
         if not (self._pending or self._unanswered):
             return False
@@ -113,7 +113,7 @@ class PendingLeases:
 
     @property
     def has_unread(self) -> bool:
-        """Whether replies are to be read."""
+        """Return whether replies are to be read."""
         return self._pipeline.has_unread
 
     def add(self, lease: Lease) -> None:
