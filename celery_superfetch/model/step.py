@@ -93,7 +93,7 @@ def seed_of(properties: Mapping[str, Any], task_id: str) -> str:
 
 
 class Phase(Enum):
-    """How far a run has come."""
+    """The progress of a run."""
 
     BEFORE = "before"  # the task's body
     BODY = "body"

@@ -61,7 +61,7 @@ class HeartbeatListener(Protocol):
         """Take over an answer: the server accepted the heartbeat sent at ``asked`` (``clock``)."""
 
     def on_hung(self) -> None:
-        """Let no job start: the event loop stands still. The next heartbeat says so."""
+        """Stop starts: the event loop stands still. The next heartbeat says so."""
 
     def on_outage_over(self) -> None:
         """Replace other connections later: they may be dead, after a heartbeat that failed."""

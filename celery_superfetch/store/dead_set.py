@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 
 
 class Trimmed(NamedTuple):
-    """How many jobs a pass dropped from under one cap."""
+    """The number of jobs that a pass dropped from under one cap."""
 
     cap: Cap
     old: int  # older than `dead_ttl`

@@ -100,7 +100,7 @@ class InFlight:
                 self.pending.add(lease)
 
     def stop_claims(self, lease: Lease) -> None:
-        """Let nothing be claimed until a job leaves."""
+        """Stop claims until a job leaves."""
         with self.lock:
             self.leases.stop_claims(lease)
 

@@ -176,7 +176,7 @@ class Leases:
             self.solo = None
 
     def stop_claims(self, lease: Lease) -> None:
-        """Let nothing be claimed until a job leaves."""
+        """Stop claims until a job leaves."""
         if not (lease.stops_claims or lease.state in LEAVING):
             lease.stops_claims = True
             self.stopping_claims_count += 1

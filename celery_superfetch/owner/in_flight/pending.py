@@ -117,7 +117,7 @@ class PendingLeases:
         return self._pipeline.has_unread
 
     def add(self, lease: Lease) -> None:
-        """Let the next send report the state of a lease, behind those that were added before."""
+        """Add a lease: the next send reports its state, behind those that were added before."""
         self._pending.pop(lease, None)
         self._pending[lease] = None
 
@@ -129,8 +129,8 @@ class PendingLeases:
             self.add(lease)
 
     def add_park(self, lease: Lease, due_ms: int) -> bool:
-        """Let the next send move a job that is due at a time of the server's clock to the parked
-        set. Return False, and change nothing, if the job is due too soon for that
+        """Add a job that is due at a time of the server's clock: the next send moves it to the
+        parked set. Return False, and change nothing, if the job is due too soon for that
         (``WORTH_PARKING``), or the server refused a park a moment ago."""
         if not self.parking.is_worth(due_ms) or monotonic() < self._parks_from:
             return False

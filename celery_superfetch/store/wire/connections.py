@@ -145,7 +145,7 @@ def following(connection_class: Any) -> Any:
 
         @property
         def replaceable(self) -> bool:
-            """Whether a primary that fails is replaced: Sentinels name the next one (their
+            """True if a primary that fails is replaced: Sentinels name the next one (their
             connections alone have a ``connection_pool``), or a cluster does."""
             return hasattr(self, "connection_pool") or bool(self.slot and self.slot.clustered)
 

@@ -24,7 +24,7 @@ LARGE = 16 * 1024  # bytes from which an argument is sent by itself, and not cop
 
 
 class Encoder(Protocol):
-    """What makes words of calls, and knows the server: ``Scripts``."""
+    """The maker of commands from calls, which knows the server: ``Scripts``."""
 
     client: Any
 
@@ -68,17 +68,17 @@ class Pipeline:
 
     @property
     def has_unread(self) -> bool:
-        """Whether replies are to be read."""
+        """Return whether replies are to be read."""
         return bool(self._unread)
 
     @property
     def has_late_replies(self) -> bool:
-        """Whether the replies came long ago: the connection may be lost by now."""
+        """Return whether the replies came long ago: the connection may be lost by now."""
         return bool(self._unread) and monotonic() >= self._used + IDLE
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has a connection that nothing needs at the moment."""
+        """Return whether it has a connection that nothing needs at the moment."""
         in_use = self._connection is None or self._unread
         return not in_use and monotonic() >= self._used + IDLE
 

@@ -1,4 +1,4 @@
-"""What the server is and can do: checks before the first claim, and kinds of its errors.
+"""The server and its abilities: checks before the first claim, and kinds of its errors.
 
 A worker calls ``check_platform`` and ``check_server`` when it starts, in its main process. A
 consumer without a worker is checked when its owner registers, before its first claim. Commands call

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from redis.connection import parse_url
 
 from celery_superfetch.model.config import Config
@@ -14,6 +15,9 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.owner import Owner
+from celery_superfetch.store.database import Database
+from support.driver import Driver
+from support.servers.faulty import Faults
 from support.workers.bench import Bench
 
 
@@ -56,3 +60,17 @@ def lose(bench: Bench) -> Callable[..., DeadJob | None]:
         return bench.driver.recover_or_kill(job, "pool child lost", sender, limits, **how)
 
     return recover_or_kill
+
+
+@pytest.fixture
+def faults(client: redis.Redis) -> Faults:
+    """Connections on which one fault happens."""
+    return Faults(client)
+
+
+@pytest.fixture
+def driver(bench: Bench, faults: Faults) -> Driver:
+    """The jobs in flight of a process that has these connections."""
+    database = Database(faults.client, bench.config)
+    database.is_registered = bench.database.is_registered
+    return Driver.over(database)

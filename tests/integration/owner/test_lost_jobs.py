@@ -12,9 +12,8 @@ import redis
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
-from celery_superfetch.store.database import Database
-from support.driver import LOST_JOBS_LOGGED_MAX, Driver
-from support.servers.faulty import Fault, Faults
+from support.driver import LOST_JOBS_LOGGED_MAX
+from support.servers.faulty import Fault
 from support.workers.bench import Bench, payload
 
 
@@ -51,10 +50,10 @@ def test_a_job_that_is_nowhere_is_lost(bench, owner, caplog, has_run):
 
 
 @pytest.mark.parametrize("at", range(1, 13))
-def test_where_the_server_is_away_lost_jobs_are_examined_again(bench, owner, client, caplog, at):
+def test_where_the_server_is_away_lost_jobs_are_examined_again(
+    bench, owner, client, faults, driver, caplog, at
+):
     """They were logged, taken from the list, and counted by no one."""
-    faults = Faults(client)
-    driver = Driver.over(Database(faults.client, bench.config))
     bench.push("mail", payload("a"))
     [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
     client.delete(bench.keys.private(owner.owner))

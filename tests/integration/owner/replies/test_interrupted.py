@@ -5,24 +5,10 @@ from __future__ import annotations
 import pytest
 from greenlet import GreenletExit
 
-from celery_superfetch.store.database import Database
-from support.driver import Driver
-from support.servers.faulty import Fault, Faults
+from support.servers.faulty import Fault
 from support.workers.bench import payload
 
 A = payload("a")
-
-
-@pytest.fixture
-def faults(client) -> Faults:
-    return Faults(client)
-
-
-@pytest.fixture
-def driver(bench, faults) -> Driver:
-    database = Database(faults.client, bench.config)
-    database.is_registered = bench.database.is_registered
-    return Driver.over(database)
 
 
 def test_a_job_that_a_signal_handler_requeues_during_its_start_does_not_start(
