@@ -18,6 +18,7 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
   ``once``, the message of another run may stand for it (a retry is a step of the job).
 - ``worker``: one was started at a ``place`` that serves a ``queue``.
 - ``unload``: a process ``pid`` of a pool, which takes long to load, ends in order.
+- ``work``: such a process began a ``task`` that was not sent as a job.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
   One that hit no worker (a pool was told to shrink, say) excuses nothing.
@@ -123,6 +124,7 @@ class History:
     rest: Line | None
     workers: list[Line]
     unloads: list[Line]
+    works: list[Line]
 
     def owes(self, job: Job, step: str) -> bool:
         """Whether a step that never began should have: not one that may not have been sent, nor
@@ -146,7 +148,7 @@ class History:
 def load(lines: Iterable[Line]) -> History:
     jobs: dict[str, Job] = {}
     harms, outcomes, ends, starts, rest = [], {}, {}, [], None
-    hands, workers, unloads = [], [], []
+    hands, workers, unloads, works = [], [], [], []
     for line in lines:
         event = line["event"]
         if event == "send":
@@ -163,6 +165,8 @@ def load(lines: Iterable[Line]) -> History:
             hands.append(line)
         elif event == "unload":
             unloads.append(line)
+        elif event == "work":
+            works.append(line)
         elif event == "worker":
             workers.append(line)
         elif event == "rest":
@@ -178,7 +182,7 @@ def load(lines: Iterable[Line]) -> History:
     for line in hands:
         if line["job"] in jobs:
             jobs[line["job"]].published.append(line)
-    return History(jobs, harms, outcomes, rest, workers, unloads)
+    return History(jobs, harms, outcomes, rest, workers, unloads, works)
 
 
 def _own_harm(job: Job, start: Line) -> Iterator[Line]:
@@ -387,7 +391,7 @@ def _wasted(history: History) -> Iterator[str]:
     latest: dict[str, float] = {}
     for line in history.unloads:
         latest[line["worker"]] = max(latest.get(line["worker"], 0.0), line["at"])
-    used = set()
+    used = {(line["worker"], line["pid"]) for line in history.works}
     for job in history.jobs.values():
         for run in chain.from_iterable((*job.runs.values(), *job.by_hand.values())):
             worker = run.line["worker"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Retry, WorkerShutdown, WorkerTerminate
-from celery.signals import worker_process_init, worker_process_shutdown
+from celery.signals import task_prerun, worker_process_init, worker_process_shutdown
 
 from ..history import History
 from .odd import ODD
@@ -90,7 +90,9 @@ def build(env: Mapping[str, str]) -> Celery:
 
 
 def _load_slowly(history: History, worker: str, shortest: float, longest: float) -> None:
-    """As a process that reads a model before its first job, and writes something at its end."""
+    """As a process that reads a model before its first job, and writes something at its end. Jobs
+    that the load did not send (failure notifications) use a process up as well: they are recorded.
+    """
     dice = random.SystemRandom()  # each process forks with the same state of all others
 
     def load(**_: Any) -> None:
@@ -100,8 +102,13 @@ def _load_slowly(history: History, worker: str, shortest: float, longest: float)
         history.write("unload", worker=worker, pid=os.getpid())
         time.sleep(1)
 
+    def begin(sender: Any, **_: Any) -> None:
+        if not sender.name.startswith("storm."):
+            history.write("work", worker=worker, pid=os.getpid(), task=sender.name)
+
     worker_process_init.connect(load, weak=False)
     worker_process_shutdown.connect(unload, weak=False)
+    task_prerun.connect(begin, weak=False)
 
 
 def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:

@@ -82,6 +82,8 @@ OVERTAKEN = [send(queue="c"), send(job="k", at=100, queue="c"), *ran(101, job="k
 SHRUNK: Line = {"event": "harm", "kind": "pool_shrink", "at": 3, "until": 3, "workers": []}
 #: A process ends, of a worker that goes on.
 UNLOADED: Line = {"event": "unload", "worker": "w1", "pid": 9, "at": 5}
+#: It ran a failure notification, which the load did not send.
+WORKED: Line = {"event": "work", "worker": "w1", "pid": 9, "task": "announce", "at": 4}
 #: A place that has work: each of these jobs runs elsewhere at once.
 BUSY = [
     line
@@ -144,7 +146,11 @@ FORGED: dict[str, list[tuple[list[Line], list[Line]]]] = {
     ],
     "starved": [([*OVERTAKEN, *ran(102)], [*ran(100.9), killed(100.95)])],
     "silent": [([placed(), placed("w2", "b"), *BUSY], [send(at=60), *ran(60)])],
-    "wasted": [([send(), *ran(40), UNLOADED], [send(job="k"), *ran(4, job="k", pid=9)])],
+    "wasted": [
+        ([send(), *ran(40), UNLOADED], [send(job="k"), *ran(4, job="k", pid=9)]),
+        ([send(), *ran(40), UNLOADED], [WORKED]),
+        ([send(), *ran(40), UNLOADED, {**WORKED, "pid": 8}, {**WORKED, "worker": "w2"}], [WORKED]),
+    ],
 }
 #: What nothing that happens beside can excuse.
 NEVER: dict[str, list[Line]] = {
