@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -205,10 +206,11 @@ def senders() -> dict[Any, str]:
 
 
 def _sender(package: str) -> tuple[Any, str]:
-    try:
-        return _module(package, "store.wire.pipeline", "pipeline").Pipeline, "_packed"
-    except ModuleNotFoundError:  # an older checkout; in its worker it has our package's name
-        return _module(package, "store.wire.scripts", "scripts").Line, "packed"
+    for room in ("store.redis", "store.wire"):  # its name, and that of an older checkout
+        with suppress(ModuleNotFoundError):
+            return _module(package, f"{room}.pipeline", "pipeline").Pipeline, "_packed"
+    # One that is older still: in its worker it has our package's name.
+    return _module(package, "store.wire.scripts", "scripts").Line, "packed"
 
 
 def skipped_here() -> dict[str, str]:

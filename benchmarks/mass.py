@@ -26,7 +26,7 @@ from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_be
 from redis.connection import parse_url
 
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.redis.clients import run_id
 from support.servers.server import Server
 from support.workers.bench import Bench, elsewhere, image_of, payload
 

@@ -39,7 +39,7 @@ from sent import watch_sent
 
 from celery_superfetch.model.config import DEFAULTS
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.redis.clients import run_id
 from support.servers.server import Server
 from support.servers.work import noted
 from support.workers.bench import Bench, elsewhere, payload

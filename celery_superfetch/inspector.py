@@ -23,12 +23,12 @@ from .store.holdings import PARKED, PROBATION, RESERVED, RUNNING, STATES, Holdin
 from .store.keyspace import Keyspace
 from .store.parked import Parked
 from .store.queues import Queues, Suspects
+from .store.redis.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
+from .store.redis.trouble import advice_for
+from .store.redis.urls import client_at
 from .store.registry import Registry
 from .store.runs import RunCounts, Runs
 from .store.unacked import Unacked
-from .store.wire.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
-from .store.wire.trouble import advice_for
-from .store.wire.urls import client_at
 
 if TYPE_CHECKING:  # a probe waits for neither
     from celery import Celery

@@ -87,7 +87,7 @@ TARGETS = {
         ]
         for name in ("pending", "in_flight", "lease")
     },
-    f"{PACKAGE}/store/wire/pipeline.py": [[REPLIES], WIDER[1:], ["tests/evidence/test_faults.py"]],
+    f"{PACKAGE}/store/redis/pipeline.py": [[REPLIES], WIDER[1:], ["tests/evidence/test_faults.py"]],
     f"{PACKAGE}/store/private_lists.py": [
         [f"{STORE}/test_private_lists.py", f"{STORE}/test_claim_ids.py"],
         [STORE],

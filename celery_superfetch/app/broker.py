@@ -14,10 +14,10 @@ from redis import Redis
 from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.database import Database
-from ..store.wire.connections import REPLY_TIMEOUT
-from ..store.wire.pools import shared_client
-from ..store.wire.server import warn_once
-from ..store.wire.urls import legible
+from ..store.redis.connections import REPLY_TIMEOUT
+from ..store.redis.pools import shared_client
+from ..store.redis.server import warn_once
+from ..store.redis.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
 from .sender import sender
 

@@ -12,7 +12,7 @@ from redis.commands.core import Script
 
 from ..model.log_text import one_line_each
 from ..model.step import running
-from ..store.wire.server import is_passing
+from ..store.redis.server import is_passing
 
 logger = one_line_each(get_logger(__name__))
 

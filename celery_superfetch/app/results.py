@@ -9,10 +9,10 @@ from celery.backends import redis
 from redis.exceptions import RedisError
 
 from ..errors import ConfigError
-from ..store.wire.connections import ASKED_ONCE, leading_home
-from ..store.wire.pools import shared_client
-from ..store.wire.server import info
-from ..store.wire.slots import address_of, slot_of
+from ..store.redis.connections import ASKED_ONCE, leading_home
+from ..store.redis.pools import shared_client
+from ..store.redis.server import info
+from ..store.redis.slots import address_of, slot_of
 
 
 class RedisBackend(redis.RedisBackend):

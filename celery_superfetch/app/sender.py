@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError, RedisError, TimeoutError
 
 from ..model.log_text import one_line_each
 from ..model.step import Phase, Run, Step, handing, running
-from ..store.wire.server import is_passing
+from ..store.redis.server import is_passing
 from .refusals import PAUSE_S, NotSent
 
 logger = one_line_each(get_logger(__name__))

@@ -179,8 +179,8 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from ..app.dead_set import DeadSet
     from ..app.reaper import reaper_of
     from ..errors import SuperfetchError
-    from ..store.wire.server import check_cluster, info
-    from ..store.wire.trouble import advice_for
+    from ..store.redis.server import check_cluster, info
+    from ..store.redis.trouble import advice_for
     from .tables import Tables
 
     app = ctx.obj.app

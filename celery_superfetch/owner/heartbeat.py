@@ -25,9 +25,9 @@ from ..model.permit import clock
 from ..model.process import mint_owner
 from ..model.silence import Silence
 from ..store.database import Database
+from ..store.redis.clients import Home, closed_while_idle, known_as
+from ..store.redis.connections import Params, place_of, without_retries
 from ..store.registry import Heartbeat, Registry
-from ..store.wire.clients import Home, closed_while_idle, known_as
-from ..store.wire.connections import Params, place_of, without_retries
 
 logger = one_line_each(logging.getLogger(__name__))
 

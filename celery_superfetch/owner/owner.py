@@ -29,11 +29,11 @@ from ..model.silence import Silence
 from ..store.database import Database
 from ..store.holdings import Holdings
 from ..store.private_lists import PrivateLists
+from ..store.redis.clients import Home
+from ..store.redis.connections import Params, without_retries
+from ..store.redis.pools import SharedPool, shared_pool
+from ..store.redis.server import check_server
 from ..store.registry import Heartbeat
-from ..store.wire.clients import Home
-from ..store.wire.connections import Params, without_retries
-from ..store.wire.pools import SharedPool, shared_pool
-from ..store.wire.server import check_server
 from .heartbeat import HeartbeatSession
 from .heartbeat_thread import HeartbeatThread
 from .in_flight.executor import CONSUMER, Executor

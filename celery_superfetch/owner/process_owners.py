@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from ..model.config import Config
-from ..store.wire.connections import Params, place_of
+from ..store.redis.connections import Params, place_of
 from .in_flight.executor import CONSUMER, Executor
 from .owner import Owner
 

@@ -19,8 +19,8 @@ from ..model.facts import HUNG, Facts
 from ..model.process import ProcessImage, look_at
 from ..model.silence import Silence
 from ..model.verdict import MISSED_HEARTBEATS, Evidence, Reason, judge
+from ..store.redis.clients import run_id
 from ..store.registry import Registry
-from ..store.wire.clients import run_id
 
 LOOK_INTERVAL = 1.0  # seconds between two looks
 LOCAL = Reason.RUNNING, Reason.RUNNING_SILENT  # verdicts on owners of this host that live

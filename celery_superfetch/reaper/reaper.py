@@ -29,8 +29,8 @@ from ..store.dead_set import DeadSet
 from ..store.history import MOST, History
 from ..store.holdings import Holdings
 from ..store.keyspace import Keyspace
+from ..store.redis.server import warn_once
 from ..store.registry import Registry
-from ..store.wire.server import warn_once
 from .drain import OwnerDrain, Steps, finish
 from .evidence import judge_all
 from .report import Report

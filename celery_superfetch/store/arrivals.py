@@ -16,8 +16,8 @@ from collections.abc import Collection
 from time import monotonic
 
 from .database import Database, Structure
-from .wire.clients import LoneConnection
-from .wire.connections import Params
+from .redis.clients import LoneConnection
+from .redis.connections import Params
 
 #: Seconds after which all lists are checked again: a report may have been lost.
 LOOK_ANEW = 20.0

@@ -27,7 +27,7 @@ from ..model.job import UNREADABLE, Counters
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, Decision, Recovery
 from .database import Database, Structure
 from .dead_set import DeadSet
-from .wire.call import Call
+from .redis.call import Call
 
 #: Makes the notice of a dead-lettered job: the message that runs the task which tells the job's
 #: caller. The argument is the queue list to which the message will be pushed; the script writes the

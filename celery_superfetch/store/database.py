@@ -23,7 +23,7 @@ from ..model.records import whole
 from .keys import Keys
 
 if TYPE_CHECKING:
-    from .wire.scripts import Scripts
+    from .redis.scripts import Scripts
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Database:
     def scripts(self) -> Scripts:
         """The package's Lua scripts, read from their files at the first access: a process that only
         publishes needs none."""
-        from .wire.scripts import Scripts
+        from .redis.scripts import Scripts
 
         return Scripts(self.client, self.keys.never)
 
@@ -65,8 +65,8 @@ class Database:
         self, lines: Iterable[str], queue_lists: Iterable[str]
     ) -> list[tuple[str, str, Exception]] | None:
         """Return which commands (``lines``, such as "LLEN K"), and which queue lists, the server
-        refuses to this user (``wire/refusals.py``); None if the server does not say."""
-        from .wire.refusals import refusals
+        refuses to this user (``redis/refusals.py``); None if the server does not say."""
+        from .redis.refusals import refusals
 
         return refusals(self.client, self.keys.never, lines, map(self.keys.queue, queue_lists))
 

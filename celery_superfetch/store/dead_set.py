@@ -29,7 +29,7 @@ from ..model.strikes import Recovery
 from ..model.words import command
 from .database import Structure, chunks
 from .dead_caps import Cap, Caps, cap_of
-from .wire.call import Call
+from .redis.call import Call
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

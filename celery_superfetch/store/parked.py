@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from ..model.job import Job, claim_number, parse
 from .database import Structure
-from .wire.call import Call
+from .redis.call import Call
 
 #: Jobs, and bytes, that one script moves at most, whatever the number of lists: while it runs, the
 #: server answers no other client.

@@ -35,9 +35,9 @@ from ..model.log_text import one_line_each
 from ..model.step import Claim, was_published
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
 from .database import Database, Structure, chunks
-from .wire.call import Call
-from .wire.clients import LoneConnection
-from .wire.server import warn_once
+from .redis.call import Call
+from .redis.clients import LoneConnection
+from .redis.server import warn_once
 
 logger = one_line_each(logging.getLogger(__name__))
 

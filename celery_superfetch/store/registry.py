@@ -27,9 +27,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
 from .database import Structure, chunks
-from .wire.call import Call
-from .wire.clients import addresses, cut
-from .wire.pipeline import packed
+from .redis.call import Call
+from .redis.clients import addresses, cut
+from .redis.pipeline import packed
 
 #: Owners that a heartbeat returns at most, those with the oldest heartbeats. A thousand are 50 kB.
 HEARTBEAT_ROWS = 4096

@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from ..model.job import UNREADABLE
 from .database import Database, Structure
-from .wire.connections import is_ours
+from .redis.connections import is_ours
 
 
 class Delivery(NamedTuple):

@@ -33,9 +33,9 @@ from ..model.lazy import lazy_property
 from ..model.log_text import one_line_each
 from ..model.step import handing
 from ..store.database import Database
-from ..store.wire.connections import NotServed, Params, leading_home, name_of, ours, publishing
-from ..store.wire.server import FULL, even_if_full, tried_again
-from ..store.wire.slots import Slot, address_of, slot_of
+from ..store.redis.connections import NotServed, Params, leading_home, name_of, ours, publishing
+from ..store.redis.server import FULL, even_if_full, tried_again
+from ..store.redis.slots import Slot, address_of, slot_of
 from .fetch.queue_lists import QueueLists
 from .frugal import FrugalChannel
 from .intake import Intake

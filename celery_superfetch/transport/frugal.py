@@ -19,8 +19,8 @@ from typing import Any
 from kombu.transport import redis
 
 from ..model.lazy import lazy_property
-from ..store.wire.connections import Params
-from ..store.wire.pools import SharedPool, shared_pool
+from ..store.redis.connections import Params
+from ..store.redis.pools import SharedPool, shared_pool
 
 
 class FrugalChannel(redis.Channel):

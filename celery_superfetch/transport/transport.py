@@ -17,9 +17,9 @@ from kombu.transport import redis
 from ..errors import ConfigError
 from ..model.config import OPTIONS, Config
 from ..model.lazy import lazy_property
-from ..store.wire.connections import ASKED_ONCE, Params, discreetly, sentinel_params
-from ..store.wire.server import warn_once
-from ..store.wire.slots import TAGGED
+from ..store.redis.connections import ASKED_ONCE, Params, discreetly, sentinel_params
+from ..store.redis.server import warn_once
+from ..store.redis.slots import TAGGED
 from .channel import Channel
 from .poller import Poller
 

@@ -25,8 +25,8 @@ from ..model.log_text import escape_names_in_celerys_logs, one_line_each
 from ..model.version import __version__
 from ..owner.gevent_pulse import threads_are_greenlets
 from ..owner.owner import Owner
-from ..store.wire.scripts import read_all
-from ..store.wire.server import check_platform, check_server, tried_again
+from ..store.redis.scripts import read_all
+from ..store.redis.server import check_platform, check_server, tried_again
 from ..transport.intake import Intake
 from ..transport.transport import Transport
 from ..transport.versions import check_versions

@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 
-from celery_superfetch.store.wire.call import Call
-from celery_superfetch.store.wire.scripts import Scripts
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.scripts import Scripts
 
 #: What is taken out of a script's text, and what stands there instead.
 Changes = tuple[tuple[str, str], ...]

@@ -20,9 +20,9 @@ from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.pipeline import asked
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.call import Call
-from celery_superfetch.store.wire.pipeline import asked
 
 from .changed import Changed, Changes
 from .seen import NOTES, Rows, Seen, see

@@ -13,7 +13,7 @@ import celery
 import pytest
 import redis
 
-from celery_superfetch.store.wire import slots
+from celery_superfetch.store.redis import slots
 from support.servers.cluster import Cluster, is_primary
 from support.servers.database import Database
 from support.waiting import always, eventually

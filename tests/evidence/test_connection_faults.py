@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_superfetch.store.wire.scripts import source
+from celery_superfetch.store.redis.scripts import source
 from support.process import Process
 from support.servers.faults import (
     command,

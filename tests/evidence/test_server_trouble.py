@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 import redis
 
-from celery_superfetch.store.wire.server import check_server
+from celery_superfetch.store.redis.server import check_server
 from support.servers.database import Database
 from support.servers.server import Server
 from support.waiting import always, eventually

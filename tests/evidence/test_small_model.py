@@ -8,8 +8,8 @@ import redis
 from celery_superfetch.model.config import Config
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.wire.call import Call
-from celery_superfetch.store.wire.scripts import Scripts
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.scripts import Scripts
 from evidence.model import WORLDS, caught, world
 from evidence.small.mutants import MUTANTS
 from evidence.small.processes import Step

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import Phase
 
-from celery_superfetch.store.wire import pipeline, scripts
+from celery_superfetch.store.redis import pipeline, scripts
 
 
 # A failure takes some minutes to be told: first its sequence is made as short as can be.

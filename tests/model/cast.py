@@ -18,8 +18,8 @@ from celery_superfetch.model.strikes import Limits
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.private_lists import PrivateLists
+from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.call import Call
 from model.scripts_seen import Truth
 from support.driver import Driver
 from support.sends import Sends

@@ -13,7 +13,7 @@ from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.model.step import PUBLISHED, was_published
 from celery_superfetch.store.private_lists import STEPS, WAITS
-from celery_superfetch.store.wire.call import Call
+from celery_superfetch.store.redis.call import Call
 from model.truth import Card, Known, Verdict
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
 from celery_superfetch.owner.in_flight.pending import PendingLeases
-from celery_superfetch.store.wire.pipeline import Pipeline
+from celery_superfetch.store.redis.pipeline import Pipeline
 
 
 @dataclass(frozen=True)

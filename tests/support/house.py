@@ -22,7 +22,7 @@ ROOMS = {
     "errors": "",
     "model": "psutil",
     "signals": "celery typing_extensions",
-    "store.wire": "redis",
+    "store.redis": "redis",
     "store": "redis typing_extensions",  # the latter for type checkers alone, who have it
     "reaper": "redis",
     "owner.in_flight": "redis",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from celery_superfetch.store.wire.call import Call
-from celery_superfetch.store.wire.pipeline import Command, Pipeline
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.pipeline import Command, Pipeline
 
 if TYPE_CHECKING:
     import pytest  # a worker that imports this file has none

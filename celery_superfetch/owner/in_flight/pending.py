@@ -40,8 +40,8 @@ from ...store.database import Database, chunks
 from ...store.history import History
 from ...store.parked import Parked
 from ...store.private_lists import PrivateLists
-from ...store.wire.call import Call
-from ...store.wire.pipeline import Command, Pipeline, no_report
+from ...store.redis.call import Call
+from ...store.redis.pipeline import Command, Pipeline, no_report
 from .lease import HELD, RUNS, Event, Lease, Leases, State
 from .lost_jobs import LostJobs
 from .lost_ownership import announce

@@ -30,8 +30,8 @@ from redis.exceptions import RedisError, ResponseError
 from ...model.log_text import one_line_each
 from ...owner.in_flight.lease import Lease
 from ...owner.owner import Owner
-from ...store.wire.connections import NotServed
-from ...store.wire.slots import PAUSE
+from ...store.redis.connections import NotServed
+from ...store.redis.slots import PAUSE
 from .backlog import Backlog
 from .credit import Credit
 from .probation import Probation

@@ -26,9 +26,9 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from ...model.log_text import one_line_each
 from ...owner.owner import BLOCK_TIMEOUT, Owner
 from ...store.arrivals import Arrivals
-from ...store.wire.clients import LoneConnection, cut, unblock
-from ...store.wire.connections import NotServed
-from ...store.wire.server import warn_once
+from ...store.redis.clients import LoneConnection, cut, unblock
+from ...store.redis.connections import NotServed
+from ...store.redis.server import warn_once
 
 logger = one_line_each(get_logger(__name__))
 

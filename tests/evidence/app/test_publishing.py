@@ -12,7 +12,7 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from celery_superfetch.app.broker import client_of
-from celery_superfetch.store.wire import connections
+from celery_superfetch.store.redis import connections
 from support.servers.faults import standstill
 from support.servers.sentinel import NAME, Replicated, SentinelGroup
 from support.waiting import always, eventually

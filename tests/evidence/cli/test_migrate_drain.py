@@ -13,7 +13,7 @@ from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.reaper.drain import BATCH
 from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.redis.clients import run_id
 from support.process import Process
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload

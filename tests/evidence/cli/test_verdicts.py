@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from celery_superfetch.console.probe import main
 from celery_superfetch.console.web import create_app
-from celery_superfetch.store.wire.server import MAY_DEADLOCK
+from celery_superfetch.store.redis.server import MAY_DEADLOCK
 from support.servers.server import Server
 from support.waiting import eventually
 from support.well import make_well

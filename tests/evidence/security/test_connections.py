@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_superfetch.store.wire import clients
-from celery_superfetch.store.wire.clients import cut, run_id, unblock
-from celery_superfetch.store.wire.connections import NAME, ours
+from celery_superfetch.store.redis import clients
+from celery_superfetch.store.redis.clients import cut, run_id, unblock
+from celery_superfetch.store.redis.connections import NAME, ours
 from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.servers.commands import calls
 from support.servers.server import Server

@@ -15,7 +15,7 @@ import pytest
 from celery_superfetch.console import drill
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.worker_process import NotAWorker, has_socket, kill_tree, worker_at
-from celery_superfetch.store.wire.clients import run_id
+from celery_superfetch.store.redis.clients import run_id
 from support.process import Process
 from support.waiting import eventually
 from support.workers.bench import Bench, image_of

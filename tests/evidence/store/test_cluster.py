@@ -14,9 +14,9 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from celery_superfetch.errors import UnsupportedBroker
 from celery_superfetch.model.job import Job, digest
-from celery_superfetch.store.wire import scripts
-from celery_superfetch.store.wire.scripts import source
-from celery_superfetch.store.wire.server import check_server
+from celery_superfetch.store.redis import scripts
+from celery_superfetch.store.redis.scripts import source
+from celery_superfetch.store.redis.server import check_server
 from support.servers.cluster import Cluster, cluster
 from support.servers.server import Server
 from support.servers.whereabouts import content, places

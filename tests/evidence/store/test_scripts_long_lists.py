@@ -17,8 +17,8 @@ from celery_superfetch.store.holdings import PARKED, Holdings, Place
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import WAITS
 from celery_superfetch.store.queues import Queues, Suspects
+from celery_superfetch.store.redis import scripts
 from celery_superfetch.store.runs import Runs
-from celery_superfetch.store.wire import scripts
 from support.workers.bench import Bench
 
 MANY = 20_000

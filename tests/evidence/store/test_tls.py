@@ -15,9 +15,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from celery_superfetch.store.wire import tls
-from celery_superfetch.store.wire.tls import WrongScheme
-from celery_superfetch.store.wire.urls import client_at
+from celery_superfetch.store.redis import tls
+from celery_superfetch.store.redis.tls import WrongScheme
+from celery_superfetch.store.redis.urls import client_at
 from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.cli import superfetch_command

@@ -14,9 +14,9 @@ from celery_superfetch.app.broker import client_of
 from celery_superfetch.console.probe import main
 from celery_superfetch.errors import UnsupportedBroker
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.store.wire.clients import run_id
-from celery_superfetch.store.wire.connections import Sentinels, following, place_of
-from celery_superfetch.store.wire.server import check_server
+from celery_superfetch.store.redis.clients import run_id
+from celery_superfetch.store.redis.connections import Sentinels, following, place_of
+from celery_superfetch.store.redis.server import check_server
 from support.driver import Driver
 from support.process import Process
 from support.servers.database import Database

@@ -19,7 +19,7 @@ from celery_superfetch import DeadJob, DeadSet, JobNotFound, PoisonPill, WrongTy
 from celery_superfetch.app import dead_set as module
 from celery_superfetch.model.job import digest
 from celery_superfetch.store import dead_set as structure
-from celery_superfetch.store.wire import scripts
+from celery_superfetch.store.redis import scripts
 from celery_superfetch.transport.channel import Channel
 from support.workers.bench import Bench, payload, trimmed
 

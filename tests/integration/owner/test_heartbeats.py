@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.store.wire.clients import run_id
-from celery_superfetch.store.wire.scripts import source
+from celery_superfetch.store.redis.clients import run_id
+from celery_superfetch.store.redis.scripts import source
 from support.driver import Driver
 from support.servers.faults import script
 from support.waiting import eventually

@@ -12,7 +12,7 @@ from redis.connection import parse_url
 from celery_superfetch.owner.heartbeat_thread import HeartbeatThread
 from celery_superfetch.owner.owner import MANY_UNUSED, Owner
 from celery_superfetch.owner.process_owners import owner_for, owners_of_process
-from celery_superfetch.store.wire.scripts import source
+from celery_superfetch.store.redis.scripts import source
 from support.driver import Driver
 from support.servers.faults import kill_connections, script
 from support.waiting import eventually

@@ -11,8 +11,8 @@ from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.silence import Silence
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.evidence import Onlooker
-from celery_superfetch.store.wire.clients import run_id
-from celery_superfetch.store.wire.connections import ours
+from celery_superfetch.store.redis.clients import run_id
+from celery_superfetch.store.redis.connections import ours
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
 

@@ -7,7 +7,7 @@ import threading
 from redis import Connection
 from redis.exceptions import ConnectionError
 
-from celery_superfetch.store.wire.connections import following
+from celery_superfetch.store.redis.connections import following
 from support.waiting import eventually
 
 

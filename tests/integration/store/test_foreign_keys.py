@@ -16,8 +16,8 @@ from celery_superfetch.model.job import Job, digest
 from celery_superfetch.store.history import History
 from celery_superfetch.store.keyspace import Keyspace
 from celery_superfetch.store.queues import Queues, Suspects
+from celery_superfetch.store.redis import scripts
 from celery_superfetch.store.runs import Runs
-from celery_superfetch.store.wire import scripts
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench, payload
 from support.workers.scripts import CASES, ONE, TWO, Case

@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.store.wire.clients import cut, run_id
-from celery_superfetch.store.wire.connections import ours
+from celery_superfetch.store.redis.clients import cut, run_id
+from celery_superfetch.store.redis.connections import ours
 from support.waiting import eventually
 from support.workers.bench import elsewhere, ended_process
 

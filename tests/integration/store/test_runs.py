@@ -11,8 +11,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_superfetch.model.config import Config
 from celery_superfetch.store import runs
 from celery_superfetch.store.database import Database
+from celery_superfetch.store.redis.scripts import Scripts
 from celery_superfetch.store.runs import MOST, Runs
-from celery_superfetch.store.wire.scripts import Scripts
 from celery_superfetch.worker.run_counts import RunCounts
 from support.servers.server import free_port
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.store.wire.scripts import source
+from celery_superfetch.store.redis.scripts import source
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench
 from support.workers.scripts import CASES, ONE, TWO, Case, claim, park

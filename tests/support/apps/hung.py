@@ -14,7 +14,7 @@ from celery import signals
 from celery.concurrency.solo import TaskPool
 from celery.worker.control import inspect_command
 
-from celery_superfetch.store.wire import connections as places
+from celery_superfetch.store.redis import connections as places
 from support.apps.shop import app, ledger
 
 HANG = Path(os.environ.get("HANG", "/nonexistent"))

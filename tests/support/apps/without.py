@@ -32,8 +32,8 @@ from celery_superfetch.reaper import evidence, recovery
 from celery_superfetch.reaper.drain import finish
 from celery_superfetch.store import database, dead_set, private_lists
 from celery_superfetch.store.queues import Room
+from celery_superfetch.store.redis import clients, connections, pools, scripts
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire import clients, connections, pools, scripts
 from celery_superfetch.transport import channel, frugal, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation

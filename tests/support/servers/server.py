@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psutil
 import redis
 
-from celery_superfetch.store.wire.connections import CLUSTER_PARSER
+from celery_superfetch.store.redis.connections import CLUSTER_PARSER
 from support.process import Process
 from support.waiting import eventually
 

@@ -26,8 +26,8 @@ from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.history import History
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.private_lists import WAITS, Claims
+from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.store.wire.call import Call
 from support.driver import Driver
 
 

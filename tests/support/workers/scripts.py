@@ -10,8 +10,8 @@ from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store.dead_set import DeadSet
 from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.wire.call import Call
-from celery_superfetch.store.wire.scripts import Scripts
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.scripts import Scripts
 from support.workers.bench import Bench, payload
 
 ONE, TWO = payload("1"), payload("2")

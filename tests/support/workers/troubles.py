@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from celery_superfetch.store.wire.scripts import source
+from celery_superfetch.store.redis.scripts import source
 from support.servers.faults import (
     command,
     kill_connections,

@@ -14,7 +14,7 @@ import celery_superfetch
 from celery_superfetch.app.broker import config_of
 from celery_superfetch.errors import ConfigError
 from celery_superfetch.model.config import Config
-from celery_superfetch.store.wire.server import warn_once
+from celery_superfetch.store.redis.server import warn_once
 
 URL = "redis://localhost:6399/0"
 ENTRY = "superfetch-reap"

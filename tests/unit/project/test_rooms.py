@@ -90,7 +90,7 @@ def test_each_room_says_what_it_is_for_and_what_it_never_does(room):
     [
         ("model.config", "redis"),
         ("store.keys", ".reaper.recovery"),
-        ("store.wire.scripts", ".store.keys"),
+        ("store.redis.scripts", ".store.keys"),
         ("reaper.reaper", ".owner.owner"),
         ("reaper.reaper", "kombu"),
         ("owner.owner", ".reaper.reaper"),

@@ -70,7 +70,7 @@ def test_no_other_room_names_a_key_a_command_or_a_script(module):
         "lists.scripts.run_all(calls)",
         "keys = database.keys",
         "read = connection.send('BLMOVE')",
-        "from ..store.wire.scripts import Call",
+        "from ..store.redis.scripts import Call",
         "name = f'{prefix}superfetch:lock:{scope}'",
     ],
 )

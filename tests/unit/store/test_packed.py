@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.connection import Connection
 
-from celery_superfetch.store.wire.pipeline import LARGE, packed
+from celery_superfetch.store.redis.pipeline import LARGE, packed
 
 
 class Text(str, Enum):

@@ -11,7 +11,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from celery_superfetch.store.wire.server import FULL, is_passing
+from celery_superfetch.store.redis.server import FULL, is_passing
 
 
 @pytest.mark.parametrize(

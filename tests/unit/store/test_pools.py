@@ -7,7 +7,7 @@ from typing import Any
 
 from redis import CredentialProvider
 
-from celery_superfetch.store.wire.pools import shared_pool
+from celery_superfetch.store.redis.pools import shared_pool
 
 PLACE = {"host": "127.0.0.1", "port": 1}
 

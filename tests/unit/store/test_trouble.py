@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from celery_superfetch.store.wire.trouble import advice_for
+from celery_superfetch.store.redis.trouble import advice_for
 
 CASES = {
     "WRONGPASS invalid username-password pair": (exceptions.AuthenticationError, "password"),

@@ -13,7 +13,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, digest
-from celery_superfetch.store.wire.scripts import Scripts
+from celery_superfetch.store.redis.scripts import Scripts
 from support.driver import UNREAD_REPLIES_MAX
 from support.servers.faults import another_type, kill_connections, unheard
 from support.waiting import eventually
