@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import celery
@@ -193,6 +194,21 @@ def test_with_throw_false_it_is_sent_before_the_body_goes_on(pool):
     assert found == [1, 2, 2, 2]
 
 
+def test_a_retry_that_the_body_has_caught_is_sent_before_its_next_message(pool):
+    """As Celery itself does: it sends the retry at once."""
+
+    def run(self: Any) -> None:
+        with suppress(Retry):
+            self.retry(countdown=0, queue=NEXT)
+        note(self.app).set(task_id="later").apply_async()
+
+    add(pool, run)
+    pool.app.tasks["job"].apply_async(task_id="one")
+    pool.run(pool.take())
+    oldest_first = [loads(raw)["headers"]["id"] for raw in pool.bench.queue(NEXT)]
+    assert oldest_first == ["one", "later"]
+
+
 # -- what a body sends by hand is none, even under the same ids
 
 
@@ -299,6 +315,25 @@ def test_an_errback_that_is_called_in_place_sends_by_hand(pool):
     assert sent_by_runs(pool, link_error=links) == [["told"] * 2, ["told"] * 3]
 
 
+def marks_itself_as_failed(self: Any) -> None:
+    self.backend.mark_as_failure(self.request.id, ValueError("by hand"), request=self.request)
+
+
+def marks_itself_as_failed_and_fails(self: Any) -> None:
+    marks_itself_as_failed(self)
+    raise ValueError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("body", "of_end"), [(marks_itself_as_failed, 0), (marks_itself_as_failed_and_fails, 1)]
+)
+def test_errbacks_of_a_failure_that_the_body_stores_are_sent_by_hand(pool, body, of_end):
+    """Each run sends them; those of the job's end are sent once."""
+    add(pool, body)
+    found = sent_by_runs(pool, link_error=note(pool.app).set(task_id="told"))
+    assert found == [["told"] * (1 + of_end), ["told"] * (2 + of_end)]
+
+
 # -- an error of what user code sends is raised there
 
 
@@ -345,6 +380,20 @@ def test_a_part_of_a_chord_is_replaced_once(pool):
         [raw] = pool.bench.queue(NEXT)
         headers = loads(raw)["headers"]
         assert headers["id"] == headers["root_id"]
+
+
+def is_replaced_by_a_chord(self: Any) -> None:
+    raise self.replace(chord([note(self.app), note(self.app)], note(self.app)))
+
+
+def test_a_job_that_a_chord_replaces_runs_again_if_a_part_cannot_be_sent(make_pool, client):
+    """Its parts are no steps, since each run makes others; without them the job would be lost."""
+
+    @pool_of_proxy
+    def test(pool: Pool) -> None:
+        add(pool, is_replaced_by_a_chord)
+
+    assert raised(test(make_pool, client), Reject).requeue
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 6), reason="before 5.6 Celery publishes nothing then")
