@@ -244,13 +244,7 @@ def _task_options(app: Celery) -> Iterator[Finding]:
         text = _named(chosen, "with acks_late=False, which a killed worker loses once they run")
         fix = "leave acks_late at install()'s default, unless a second run would do more harm"
         yield Finding("warning", "early-ack", text, fix)
-    dropped = [
-        task
-        for task in own
-        if task.acks_late
-        and not task.reject_on_worker_lost
-        and not getattr(task, "retry_on_worker_lost", None)  # came with Celery 5.7
-    ]
+    dropped = [task for task in own if task.acks_late and not task.reject_on_worker_lost]
     if dropped:
         clause = "which Celery drops when their pool process is lost"
         text = _named(dropped, f"with task_reject_on_worker_lost off, {clause}")

@@ -35,7 +35,7 @@ class EarlyTasks(NamedTuple):
             yield (
                 True,
                 "Jobs of these tasks are acked before they run although task_acks_late is on: "
-                f"{_listed(self.outdated)}. The tasks were used before the settings were read and "
+                f"{listed(self.outdated)}. The tasks were used before the settings were read and "
                 "kept Celery's defaults, so a killed worker loses the jobs of theirs that it runs. "
                 f"Read the settings and {FIRST}, or set acks_late=True on the tasks.",
             )
@@ -43,7 +43,7 @@ class EarlyTasks(NamedTuple):
             yield (
                 True,
                 "Jobs of these tasks fail when their pool process is lost although "
-                f"task_reject_on_worker_lost is on: {_listed(self.dropped)}. The tasks were used "
+                f"task_reject_on_worker_lost is on: {listed(self.dropped)}. The tasks were used "
                 f"before the settings were read and kept Celery's defaults. Read the settings and "
                 f"{FIRST}, or set reject_on_worker_lost=True on the tasks.",
             )
@@ -51,7 +51,7 @@ class EarlyTasks(NamedTuple):
             yield (
                 False,
                 f"Jobs of these tasks are acked before they run, by their own acks_late=False: "
-                f"{_listed(self.chosen)}. A killed worker loses those that it runs.",
+                f"{listed(self.chosen)}. A killed worker loses those that it runs.",
             )
 
 
@@ -66,13 +66,8 @@ def early_tasks(app: Any) -> EarlyTasks:
         if not task.acks_late:
             if conf.task_acks_late:
                 (early.outdated if has_copied_early_ack(task) else early.chosen).append(name)
-        # Celery's default is None, which no author has to write; and since Celery 5.7 a task may be
-        # retried instead.
-        elif (
-            conf.task_reject_on_worker_lost
-            and task.reject_on_worker_lost is None
-            and not getattr(task, "retry_on_worker_lost", None)
-        ):
+        # Celery's default is None, which no author has to write.
+        elif conf.task_reject_on_worker_lost and task.reject_on_worker_lost is None:
             early.dropped.append(name)
     return early
 
@@ -88,6 +83,7 @@ def has_copied_early_ack(task: Any) -> bool:
     return names.index("acks_late") > names.index(BOUND)
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Return names as text for a log, ``NAMES_IN_LOG`` at most and the number of the others."""
     more = len(names) - NAMES_IN_LOG
     return ", ".join(names[:NAMES_IN_LOG]) + (f" and {more} more" if more > 0 else "")

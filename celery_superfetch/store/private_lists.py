@@ -310,14 +310,6 @@ class PrivateLists(Structure):
         """Return the key of the private list that has a job."""
         return self.keys.private(job.owner)
 
-    def has(self, job: Job) -> bool:
-        """Return whether the claim of a job is still there."""
-        return bool(self.client.hexists(self.keys.private(job.owner), job.claim_id))
-
-    def has_handed_on(self, job: Job) -> bool:
-        """Return whether a job has published a step."""
-        return bool(self.client.hexists(self.keys.private(job.owner), STEPS + job.claim_id))
-
     def clear_starts(self, owner: str, claim_ids: Sequence[str]) -> Call:
         """Return the call that gives jobs of one owner the waiting note again: they have not begun,
         and do not count as running."""

@@ -24,15 +24,13 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
-from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
 from ..app.result_age import is_of_job
 from ..model.foreign import class_name, describe, message_of, one_line
-from ..model.job import CARRIED, DELIVERY, Carried
+from ..model.job import CARRIED, DELIVERY
 from ..model.log_text import one_line_each
-from ..model.strikes import Blame
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
 from .outcomes import exception_of, name_of_raised
@@ -271,54 +269,6 @@ class CountedRequest(Request):
                 self._cut_short,
             )
         return None
-
-    def _retry_worker_lost(self, exc: BaseException, exc_info: Any) -> bool:
-        """Publish a job again whose pool process was lost, as Celery 5.7 does with
-        ``task_retry_on_worker_lost``. The new message has other bytes, and so another history: its
-        strikes go with it in a header. At its last strike the job is dead-lettered instead. Return
-        False if it was not published; then Celery continues as without that setting."""
-        delivery, late, context = self.delivery, self.task.acks_late, self._context
-        if delivery is None:
-            return bool(super()._retry_worker_lost(exc, exc_info))
-        innocent = told_to_stop(delivery.owner) or self._already_cancelled
-        recoverable = late and self.task.reject_on_worker_lost
-        if innocent and recoverable:
-            return False  # it is recovered as it is, without a strike, and uses up no retry
-        try:
-            # The steps note would not be found for other bytes, and each step be published again.
-            if recoverable and delivery.owner.private_lists.has_handed_on(delivery.job):
-                return False
-            judged = delivery.owner.settlement.sent_anew(
-                delivery.lease,
-                self._cut_short,
-                self.app,
-                limits_of(self.app),
-                blame=Blame.NONE if innocent else Blame.EXACT,
-                settled=not late,
-            )
-        except (RedisError, OSError) as error:
-            # The job is recovered instead, when the server answers, and counted then.
-            logger.warning("Job %s lost its run and cannot be sent anew: %s", self.title, error)
-            return False
-        if isinstance(judged, Carried):
-            own = context.headers
-            context.headers = {**(own or {}), **judged.headers()} or None
-            try:
-                return bool(super()._retry_worker_lost(exc, exc_info))
-            finally:
-                context.headers = own
-        if not late:
-            logger.error(
-                "Job %s was not sent anew after its last strike (%s). It was acked before it "
-                "ran, so it is not in the dead set: it has failed.",
-                self.title,
-                self._cut_short,
-            )
-            return False
-        self.acknowledged = True
-        delivery.drop()
-        self._killed = judged is not None
-        return True
 
 
 @cache

@@ -19,7 +19,8 @@ from ..app.installation import configure
 from ..app.result_backends import mend_backends_of_tasks
 from ..app.results import check_results
 from ..errors import SuperfetchError, UnsupportedBroker
-from ..model.early_tasks import early_tasks
+from ..model.config import NOT_THE_USERS
+from ..model.early_tasks import early_tasks, listed
 from ..model.foreign import loggable
 from ..model.log_text import escape_names_in_celerys_logs, one_line_each
 from ..model.version import __version__
@@ -43,6 +44,9 @@ from .unknown_tasks import Discards
 logger = one_line_each(get_logger(__name__))
 
 EVENTLET = "celery.concurrency.eventlet"  # the module of its pool
+
+#: The attribute of a task by which Celery 5.7 retries a job whose pool process was lost.
+RETRIES = "retry_on_worker_lost"
 
 JOINED_FOR = 5.0  # seconds that the end of a worker waits for the pass under way
 
@@ -99,6 +103,7 @@ class Maintenance(bootsteps.StartStopStep):
             raise SystemExit(1) from exc
         check_results(app)
         mend_backends_of_tasks(app)  # also those that came after the app was finalized
+        _switch_off_retries_of_lost_runs(app)
         use_our_request(worker)
         Discards(worker)
         limits = limits_of(app)
@@ -204,6 +209,30 @@ def _name_early_tasks(app: Any) -> None:
         logger.warning(
             "It cannot be said which tasks ack early: a task's attributes cannot be read.",
             exc_info=loggable(exc),
+        )
+
+
+def _switch_off_retries_of_lost_runs(app: Any) -> None:
+    """Switch off Celery 5.7's ``task_retry_on_worker_lost``, and log a warning if it was on. Celery
+    would publish a job whose pool process was lost as another message: its strikes are counted by
+    its bytes, so that with ``max_retries=None`` its losses would have no end."""
+    retried = [name for name, task in app.tasks.items() if getattr(task, RETRIES, None)]
+    if not retried:
+        return
+    app.conf[f"task_{RETRIES}"] = False  # for a task that is registered later
+    for name in retried:
+        setattr(app.tasks[name], RETRIES, False)
+    tasks = sorted(name for name in retried if not name.startswith(NOT_THE_USERS))
+    logger.warning(
+        "task_retry_on_worker_lost is switched off (tasks=%s). A job whose pool process was lost "
+        "is recovered with a strike instead, and strike_limit ends it. Remove the setting.",
+        listed(tasks),
+    )
+    if early := [name for name in tasks if not app.tasks[name].acks_late]:
+        logger.warning(
+            "Jobs of these tasks fail if their pool process is lost, since they are acked before "
+            "they run: %s. Set acks_late=True on the tasks.",
+            listed(early),
         )
 
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.model.job import Carried, Claimed, Job
+from celery_superfetch.model.job import Claimed, Job
 from celery_superfetch.model.permit import clock
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight import executor, lost_claims, pending
@@ -399,9 +399,3 @@ class Driver:
     def quarantine(self, job: Job) -> DeadJob | None:
         """Dead-letter a payload that is no message; return the dead job."""
         return self._settlement.quarantine(self._lease(job))
-
-    def sent_anew(
-        self, job: Job, reason: str, sender: Any, limits: Limits, **how: Any
-    ) -> Carried | DeadJob | None:
-        """Decide on a job that Celery is about to publish again; as ``Settlement.sent_anew``."""
-        return self._settlement.sent_anew(self._lease(job), reason, sender, limits, **how)

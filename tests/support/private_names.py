@@ -164,7 +164,7 @@ WORKERS = names("""
 celery worker.request:Request.
     settle a job: acknowledge() on_failure(exc_info) on_timeout(soft,timeout)
     run a part of a chord again: chord _success_was_stored()>=5.7
-    count strikes: reject(requeue=) _retry_worker_lost(exc,exc_info)>=5.7 _context
+    count strikes: reject(requeue=)
     give back what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
     tell who was revoked from who lost its child: _already_revoked
     hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()

@@ -21,11 +21,10 @@ from functools import partial
 from typing import Any
 
 from ...model.dead_job import DeadJob
-from ...model.job import Carried, digest, parse
 from ...model.log_text import one_line_each
-from ...model.strikes import Blame, Decision, Limits, Recovery, Running, decide
+from ...model.strikes import Decision, Limits, Recovery, Running, decide
 from ...model.words import command
-from ...reaper.recovery import decision_of, recoveries_of, report_outcome, warn_of
+from ...reaper.recovery import decision_of, recoveries_of, report_outcome
 from ...signals import job_killed
 from ...store.counters import Outcome, StrikeCounters
 from .in_flight import InFlight
@@ -42,9 +41,9 @@ DECISIONS = 5
 class Settlement:
     """The settlement of lost jobs of one process.
 
-    Each method but ``sent_anew`` (see there) recovers or dead-letters a job of this process, and
-    returns the dead job if it is one now. If it raises ``RedisError``, the lease stays: the job is
-    in the private list, or it was moved and the reply was lost, which the next call finds out.
+    Each method recovers or dead-letters a job of this process, and returns the dead job if it is
+    one now. If it raises ``RedisError``, the lease stays: the job is in the private list, or it was
+    moved and the reply was lost, which the next call finds out.
 
     ``sender`` is the Celery app, as the sender of the signal ``job_recovering``, whose receivers
     may decide otherwise.
@@ -98,58 +97,6 @@ class Settlement:
             if done := self._carry_out(lease, latest, Decision.KILL):
                 return report_outcome(done, sender)
         return None
-
-    def sent_anew(
-        self, lease: Lease, reason: str, sender: Any, limits: Limits, *, blame: Blame, settled: bool
-    ) -> Carried | DeadJob | None:
-        """Decide on a job whose pool process was lost, and which Celery is about to publish again
-        as a new message (``task_retry_on_worker_lost``).
-
-        Arguments:
-            blame: NONE if the job is not to blame for the loss.
-            settled: the job was acked before it ran (``acks_late`` is off): there is no claim that
-                could be moved to the dead set.
-
-        Returns:
-            what the new message has to carry; or the dead job, if this was its last strike; None if
-            no message must be sent: ownership was lost, or a settled job has used up its strikes.
-            Nothing is written for a job that is sent anew: Celery publishes it, and acks the old
-            one. If the process dies between the two, a job with late acks runs twice.
-        """
-        job = lease.job
-        for _ in range(DECISIONS):
-            if not settled:
-                if lease.is_gone:
-                    return None
-                if not self.in_flight.pending.lists.has(job):
-                    self.in_flight.lose(lease)
-                    return None
-            now = self.database.server_time() // 1000
-            envelope = parse(job.payload)
-            carried = envelope.carried.within(self.config.strike_window, now)
-            envelope = envelope._replace(carried=carried)
-            [counters] = self.strike_counters.counters([digest(job.payload)])
-            recovery = Recovery.of(
-                job,
-                envelope,
-                counters,
-                own=True,
-                **self._details(reason),
-                blame=blame,
-                limits=limits,
-            )
-            if blame is Blame.NONE or decision_of(recovery, sender) is not Decision.KILL:
-                break
-            if settled:
-                return None
-            if done := self._carry_out(lease, recovery, Decision.KILL):
-                return report_outcome(done, sender)
-        history = recovery.history
-        if blame is not Blame.NONE:
-            warn_of(replace(recovery, probation=0))  # a new message does not go on probation
-            history = (*history, {**recovery.event, "at": now})
-        since = carried.since or next((entry["at"] for entry in history if "at" in entry), now)
-        return Carried(recovery.strikes, since, history)
 
     def bury(self, lease: Lease, reason: str, *, junk: bool = False) -> DeadJob | None:
         """Dead-letter a job that never ran, without a failure notification: if its publisher is

@@ -75,7 +75,8 @@ def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
         ok, claimed, _ = claim_alone()
         assert (ok, claimed) == (b"ok", raw)
         assert bench.client.smembers(bench.keys.on_probation) == left
-        assert bench.lists.has_handed_on(bench.held(owner)[0]) == (raw == first)
+        note = f"s{bench.held(owner)[0].claim_id}"
+        assert bench.client.hexists(bench.keys.private(owner.owner), note) == (raw == first)
     bench.client.sadd(bench.keys.on_probation, "mail")  # a purge, say
     assert claim_alone() == [b"none"]
     assert bench.client.smembers(bench.keys.on_probation) == set()

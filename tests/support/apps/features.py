@@ -35,13 +35,6 @@ RETRY = 1.0
 hold = app.tasks["shop.hold"].run
 
 
-class Unsent(celery.app.task.Task):
-    """A task that Celery cannot send anew."""
-
-    def signature_from_request(self, *args: Any, **kwargs: Any) -> Any:
-        raise ConnectionError("no way to send it")
-
-
 def started(job: str) -> Ledger:
     book = ledger()
     book.started(job)
@@ -138,14 +131,9 @@ def dies(self: Any, job: str, *ways: str) -> None:
 
 
 # For Celery 5.7's `task_retry_on_worker_lost`.
-dying = {"max_retries": None, "default_retry_delay": 0}
-task(bind=True, **dying)(dies)
-for name, options in {
-    "dies_once_more": {"max_retries": 1},
-    "dies_early": {"acks_late": False},
-    "dies_unsent": {"base": Unsent},
-}.items():
-    app.task(name=f"features.{name}", shared=False, bind=True, **{**dying, **options})(dies)
+dying = {"bind": True, "shared": False, "max_retries": None, "default_retry_delay": 0}
+app.task(name="features.dies", **dying)(dies)
+app.task(name="features.dies_early", acks_late=False, **dying)(dies)
 
 
 @task()
