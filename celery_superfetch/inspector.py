@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .migration.stock_unacked import Unacked
 from .model.config import Config
 from .model.facts import Facts
 from .model.job import claimed_at
@@ -28,7 +29,6 @@ from .store.redis.trouble import advice_for
 from .store.redis.urls import client_at
 from .store.registry import Registry
 from .store.runs import RunCounts, Runs
-from .store.unacked import Unacked
 
 if TYPE_CHECKING:  # a probe waits for neither
     from celery import Celery

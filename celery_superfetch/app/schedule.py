@@ -2,15 +2,12 @@
 
 ``installation.configure`` calls ``scheduled``. Beat then reads the app's settings, in
 which a copy stands for the user's dictionary and follows its changes. Nothing here is stored on a
-server; ``stored_rows`` finds what django-celery-beat has stored of the entry.
+server. A scheduler with a database stores the entry; ``migration/beat_rows.py`` deletes it there.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from celery import Celery
@@ -95,24 +92,3 @@ def scheduled(app: Celery, interval: float) -> dict[str, Any]:
         # A plain assignment would make a setting of that name.
         object.__setattr__(conf, "__class__", CaughtUp)
     return schedule.merged
-
-
-def stored_rows() -> Any:
-    """Return the rows by which django-celery-beat sends the reap task: a QuerySet, or None where
-    this process has no such table. They stay when the package is uninstalled, and stock workers do
-    not know the task: `superfetch drain` deletes them.
-
-    Raises:
-        Exception: Django, or its database, cannot be asked.
-    """
-    if "django" not in sys.modules and "DJANGO_SETTINGS_MODULE" not in os.environ:
-        return None
-    try:
-        django, apps = import_module("django"), import_module("django.apps").apps
-    except ImportError:
-        return None
-    if not apps.ready:  # a command loads no task modules, so Celery's Django fixup has not run
-        django.setup()
-    if not apps.is_installed("django_celery_beat"):
-        return None
-    return apps.get_model("django_celery_beat", "PeriodicTask").objects.filter(task=REAP_TASK)

@@ -23,8 +23,8 @@ from .session import (
 )
 
 if TYPE_CHECKING:
-    from .from_stock import Migrated
-    from .to_stock import Drained
+    from ..migration.from_stock import Migrated
+    from ..migration.to_stock import Drained
 
 
 MOST_QUEUES = 10  # queue lists that a line names
@@ -51,8 +51,8 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     still hold them.
     """
     from ..app.queues import routes_of, unacked_of
-    from ..store.unacked import Unacked
-    from .from_stock import take_over
+    from ..migration.from_stock import take_over
+    from ..migration.stock_unacked import Unacked
 
     with routes_of(session.app) as routes:
         unacked = Unacked(session.reaper.database, *unacked_of(session.app))
@@ -71,8 +71,8 @@ def drain(session: Session, wait: float, **options: bool) -> None:
 
     It refuses while an owner lives: stop all workers first. The dead set stays.
     """
+    from ..migration.to_stock import Drain
     from ..model.words import number
-    from .to_stock import Drain
 
     progress = Progress(silent=session.as_json, verb="Gave back")
     attempt = Drain(session.reaper, progress)
@@ -88,15 +88,11 @@ def drain(session: Session, wait: float, **options: bool) -> None:
 
 def _remove_beat_rows(report: Drained) -> None:
     """Remove the rows by which a scheduler with a database would send the reap task for ever."""
-    from ..app.schedule import stored_rows
+    from ..migration.beat_rows import remove_beat_rows
     from ..model.config import REAP_ENTRY, REAP_TASK
 
     try:
-        rows = stored_rows()
-        if rows is not None:
-            report.beat_rows = sorted(rows.values_list("name", flat=True))
-            if not report.dry_run:
-                rows.delete()
+        report.beat_rows = remove_beat_rows(dry_run=report.dry_run)
     except Exception as exc:  # a project's settings, or its database, may raise anything
         warn(
             f"django-celery-beat's table cannot be asked ({type(exc).__name__}: {exc}). Delete the "

@@ -9,7 +9,7 @@ import pytest
 import redis
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from celery_superfetch.cli.to_stock import Drain
+from celery_superfetch.migration.to_stock import Drain
 from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest
 from celery_superfetch.model.process import ProcessImage

@@ -29,6 +29,7 @@ ROOMS = {
     "owner": "redis",
     "transport.fetch": "redis kombu",
     "transport": "redis kombu",
+    "migration": "redis",
     "app": "redis kombu celery billiard typing_extensions",
     "__init__": "",  # looks names up when they are asked for
     "inspector": "redis celery",

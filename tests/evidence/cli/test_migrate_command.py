@@ -10,12 +10,12 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
-from celery_superfetch.cli.from_stock import Migrated, take_over
 from celery_superfetch.errors import StillInUse
+from celery_superfetch.migration.from_stock import Migrated, take_over
+from celery_superfetch.migration.stock_unacked import Unacked
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.redis.connections import is_ours
-from celery_superfetch.store.unacked import Unacked
 from support.process import Process
 from support.servers.ledger import LEDGER_DB
 from support.waiting import eventually

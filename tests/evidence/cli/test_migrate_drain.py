@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.cli.to_stock import Drain
 from celery_superfetch.errors import StillInUse
+from celery_superfetch.migration.to_stock import Drain
 from celery_superfetch.reaper.drain import BATCH
 from celery_superfetch.store.parked import Parked
 from celery_superfetch.store.redis.clients import run_id

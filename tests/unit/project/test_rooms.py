@@ -95,6 +95,8 @@ def test_each_room_says_what_it_is_for_and_what_it_never_does(room):
         ("reaper.reaper", "kombu"),
         ("owner.owner", ".reaper.reaper"),
         ("transport.transport", "celery"),
+        ("migration.to_stock", ".app.queues"),
+        ("migration.from_stock", "celery"),
         ("app.broker", ".worker.steps"),
         ("worker.steps", ".cli"),
         ("worker.steps", ".console.metrics"),

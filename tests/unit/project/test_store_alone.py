@@ -28,6 +28,12 @@ EXCEPTIONS = {
     # The result backend's client, and Celery's keys.
     "app.chords": {".delete", ".lrange", ".zrange"},
     "app.dead_results": {".delete"},
+    # Stock kombu's hash of unacked messages, its index, and the queues: the package's own scripts
+    # and keys have no part in it.
+    "migration.stock_unacked": {
+        *{".client_list", ".hdel", ".hkeys", ".hlen", ".hmget", ".keys", ".pexpire", ".rpush"},
+        *{".transaction", ".zmscore", ".zrange", ".zrem"},
+    },
     # It sends calls, which the store has made, together.
     "owner.in_flight.pending": {"Call", "Command", "Pipeline", ".scripts"},
     "console.web.hiding": {".keys"},  # of a dictionary in a job's arguments

@@ -1,7 +1,7 @@
 """Jobs that consumers of kombu's own Redis transport ("stock" kombu) have not acked, and the
 connections of these consumers.
 
-`superfetch migrate` (``cli/from_stock.py``), a command in its own process, moves the jobs from
+`superfetch migrate` (``from_stock.py``), a command in its own process, moves the jobs from
 kombu's hash of unacked messages to their queues. The console counts them (``size``), and `doctor`
 asks for ``consumers``.
 
@@ -21,8 +21,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from ..model.job import UNREADABLE
-from .database import Database, Structure
-from .redis.connections import is_ours
+from ..store.database import Database, Structure
+from ..store.redis.connections import is_ours
 
 
 class Delivery(NamedTuple):

@@ -12,7 +12,7 @@ from ..model.job import parse
 from ..model.words import number
 from ..store.database import chunks
 from ..store.queues import Queues
-from ..store.unacked import Delivery, StockConsumer, Unacked
+from .stock_unacked import Delivery, StockConsumer, Unacked
 
 BATCH = 25  # jobs moved in one transaction: while stock workers run, each change of theirs stops it
 

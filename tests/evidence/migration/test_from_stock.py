@@ -12,10 +12,10 @@ import redis
 from kombu.transport.redis import Channel
 
 from celery_superfetch.app.queues import routes_of, unacked_of
-from celery_superfetch.cli.from_stock import Migrated, Routes, take_over
+from celery_superfetch.migration.from_stock import Migrated, Routes, take_over
+from celery_superfetch.migration.stock_unacked import Unacked
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.unacked import Unacked
 from support.workers.inbox import Inbox, publish, stock
 
 PREFIX = "shop-a:"

@@ -1,0 +1,45 @@
+"""Deletes the rows by which django-celery-beat sends the reap task: stock workers do not know it.
+
+`superfetch drain` (``cli/stock.py``), a command in its own process, calls ``remove_beat_rows`` when
+it has requeued the jobs. If the process dies before, the rows stay; a second `drain` deletes them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+from ..model.config import REAP_TASK
+
+
+def remove_beat_rows(*, dry_run: bool = False) -> list[str]:
+    """Delete the rows that send the reap task, and return their names, in order; with ``dry_run``
+    delete nothing.
+
+    Raises:
+        Exception: Django, or its database, cannot be asked.
+    """
+    rows = _stored_rows()
+    if rows is None:
+        return []
+    names = sorted(rows.values_list("name", flat=True))
+    if not dry_run:
+        rows.delete()
+    return names
+
+
+def _stored_rows() -> Any:
+    """Return the rows as a QuerySet, or None where this process has no such table."""
+    if "django" not in sys.modules and "DJANGO_SETTINGS_MODULE" not in os.environ:
+        return None
+    try:
+        django, apps = import_module("django"), import_module("django.apps").apps
+    except ImportError:
+        return None
+    if not apps.ready:  # a command loads no task modules, so Celery's Django fixup has not run
+        django.setup()
+    if not apps.is_installed("django_celery_beat"):
+        return None
+    return apps.get_model("django_celery_beat", "PeriodicTask").objects.filter(task=REAP_TASK)
