@@ -19,6 +19,8 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
 - ``worker``: one was started at a ``place`` that serves a ``queue``.
 - ``unload``: a process ``pid`` of a pool, which takes long to load, ends in order.
 - ``work``: such a process began a ``task`` that was not sent as a job.
+- ``strike``: whoever ran the jobs counts it against a ``step`` of a ``job`` that is given up that
+  its ``worker`` was lost, as was found at ``struck``.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
   One that hit no worker (a pool was told to shrink, say) excuses nothing.
@@ -51,6 +53,9 @@ CUT_OFF = 6.0
 
 #: Seconds after the start of a job that stops its worker until nothing of that worker is left.
 STOPPED = 30.0
+
+#: Seconds by which the time of a strike may be too early: a runner may count whole ones.
+ROUNDED = 1.0
 
 #: Seconds by which a job may be overtaken by later ones (a worker that holds it freezes or dies,
 #: several times over), and for which a place may begin nothing though jobs are sent to it. Both are
@@ -125,6 +130,7 @@ class History:
     workers: list[Line]
     unloads: list[Line]
     works: list[Line]
+    strikes: list[Line]
 
     def owes(self, job: Job, step: str) -> bool:
         """Whether a step that never began should have: not one that may not have been sent, nor
@@ -146,32 +152,14 @@ class History:
 
 
 def load(lines: Iterable[Line]) -> History:
-    jobs: dict[str, Job] = {}
-    harms, outcomes, ends, starts, rest = [], {}, {}, [], None
-    hands, workers, unloads, works = [], [], [], []
+    of: dict[str, list[Line]] = defaultdict(list)  # event -> its lines
     for line in lines:
-        event = line["event"]
-        if event == "send":
-            jobs[line["job"]] = Job(line)
-        elif event == "start":
-            starts.append(line)
-        elif event == "end":
-            ends[line["run"]] = line["at"]
-        elif event == "harm":
-            harms.append(line)
-        elif event == "outcome":
-            outcomes[line["job"], line["step"]] = line
-        elif event == "hand":
-            hands.append(line)
-        elif event == "unload":
-            unloads.append(line)
-        elif event == "work":
-            works.append(line)
-        elif event == "worker":
-            workers.append(line)
-        elif event == "rest":
-            rest = line
-    for line in sorted(starts, key=lambda start: start["at"]):
+        of[line["event"]].append(line)
+    jobs = {line["job"]: Job(line) for line in of["send"]}
+    ends = {line["run"]: line["at"] for line in of["end"]}
+    outcomes = {(line["job"], line["step"]): line for line in of["outcome"]}
+    harms = [*of["harm"]]
+    for line in sorted(of["start"], key=lambda start: start["at"]):
         if job := jobs.get(line["job"]):
             run = Run(line, ends.get(line["run"]))
             if "by" in line:
@@ -179,10 +167,12 @@ def load(lines: Iterable[Line]) -> History:
             else:
                 job.runs[line["step"]].append(run)
                 harms += _own_harm(job, line)
-    for line in hands:
+    for line in of["hand"]:
         if line["job"] in jobs:
             jobs[line["job"]].published.append(line)
-    return History(jobs, harms, outcomes, rest, workers, unloads, works)
+    rest = of["rest"][-1] if of["rest"] else None
+    others = (of[event] for event in ("worker", "unload", "work", "strike"))
+    return History(jobs, harms, outcomes, rest, *others)
 
 
 def _own_harm(job: Job, start: Line) -> Iterator[Line]:
@@ -275,7 +265,31 @@ def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tu
             yield "failed", f"{step} with {error}"
     # What was published by hand under the id of a step stores its result there.
     elif all((hit := _hit(history, group)) < 3 for group in (*job.by_hand.values(), runs)):
-        yield "innocent killed", f"{step} after {len(runs)} runs, {hit} of them hit by a harm"
+        strikes, for_nothing = _strikes(history, job, step)
+        if for_nothing or strikes < 3:
+            text = f"{step} after {len(runs)} runs, {hit} of them hit by a harm"
+            yield "innocent killed", f"{text}; {for_nothing} of its {strikes} strikes unexplained"
+
+
+def _strikes(history: History, job: Job, step: str) -> tuple[int, int]:
+    """How many strikes a step has, and how many of them no harm explains. A strike without a run
+    (whoever decodes a job may die of that) needs a harm that ended or froze the very worker that is
+    said to have been lost, shortly before. No harm to a worker explains two strikes."""
+    runs, explained, unexplained = job.runs[step], set(), 0
+    of_step = [s for s in history.strikes if (s["job"], s["step"]) == (job.sent["job"], step)]
+    for strike in sorted(of_step, key=lambda strike: float(strike["struck"])):
+        worker, struck = strike["worker"], strike["struck"]
+        there = [(run, until) for run, until in _followed(runs) if run.line["worker"] == worker]
+        harms = [harm for run, until in there for harm in history.befell(run, until)]
+        harms += [h for h in history.harms if h.get("pid") is None and not h.get("cut")]
+        for harm in harms:
+            soon = harm["at"] <= struck + ROUNDED and struck <= harm["until"] + UNSETTLED
+            if worker in harm["workers"] and soon and (worker, id(harm)) not in explained:
+                explained.add((worker, id(harm)))
+                break
+        else:
+            unexplained += 1
+    return len(of_step), unexplained
 
 
 def _hit(history: History, runs: list[Run]) -> int:

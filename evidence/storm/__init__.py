@@ -22,6 +22,7 @@ from . import harms, load
 from .fleet import Fleet
 from .harms import Harms
 from .load import Load
+from .strikes import strikes
 from .tasks import SIDES, outcome
 
 #: Seconds between two looks at what is due.
@@ -113,6 +114,9 @@ def storm(history: History, directory: Path, seed: int, options: argparse.Namesp
             state = outcome(stored)
             if state["state"] != "SUCCESS":
                 history.write("outcome", job=job, step=step, **state)
+        if options.side == "ours":
+            for strike in strikes(fleet.app, history.path):
+                history.write("strike", **strike)
         history.write("rest", waits=waits)
 
 

@@ -3,9 +3,12 @@
 import faulthandler
 import os
 import signal
+import socket
 import sys
+from pathlib import Path
 from typing import Any
 
+from ..history import History
 from .tasks import build
 
 
@@ -23,3 +26,7 @@ else:
     faulthandler.register(signal.SIGUSR2)
 
 app = build(os.environ)
+# Whom a strike means: it names an owner by its host and the pid of its main process.
+History(Path(os.environ["HISTORY"]), new=False).write(
+    "main", worker=os.environ["WORKER"], host=socket.gethostname(), pid=os.getpid()
+)

@@ -62,6 +62,13 @@ def answered(state: str) -> Line:
     return {"event": "outcome", "at": 998, "job": "j", "step": "run", "state": state}
 
 
+def struck(at: float, worker: str = "w1", step: str = "run", job: str = "j") -> Line:
+    """The runner has counted the loss of a worker against a job that is given up."""
+    return {"event": "strike", "at": 998, "job": job, "step": step, "struck": at} | {
+        "worker": worker
+    }
+
+
 def failed(step: str = "run", type: str = "PoisonPill") -> Line:
     return {"event": "outcome", "at": 998, "job": "j", "step": step, "state": "FAILURE"} | {
         "type": type
@@ -302,6 +309,66 @@ def test_a_body_that_never_ran_has_failed_with_its_part():
     assert verdicts(chord) == ["innocent killed"]
 
 
+#: A job that ran on two workers, which were killed, and was given up when a third was killed that
+#: had claimed it: the third run never began.
+CLAIMED = [send(), *ran(1, cut=True), *ran(20, cut=True, worker="w2"), failed()]
+KILLS = [killed(2), killed(21, "w2"), killed(41, "w3")]
+STRIKES = [struck(3), struck(22, "w2"), struck(42, "w3")]
+
+
+def test_a_job_that_was_given_up_before_its_third_run_began_has_a_harm_for_each_strike():
+    assert verdicts([*CLAIMED, *KILLS, *STRIKES]) == []
+    # None of the three had begun it: a claim that starts a job counts, too.
+    assert verdicts([send(), failed(), *KILLS, *STRIKES]) == []
+    # The third froze, and a strike may have the time of the whole second before its harm.
+    frozen = killed(41.5, "w3", until=55, kind="freeze")
+    assert verdicts([*CLAIMED, *KILLS[:2], frozen, *STRIKES[:2], struck(41, "w3")]) == []
+    # A harm to all connections explains what it cut short there, as the end of a worker does.
+    cut = killed(2, "w1", "w2", cut=True)
+    assert verdicts([*CLAIMED, cut, *KILLS[1:], *STRIKES]) == []
+
+
+@pytest.mark.parametrize(
+    ("harms", "strikes"),
+    [
+        (KILLS, []),
+        (KILLS, STRIKES[:2]),
+        (KILLS[:2], STRIKES),
+        ([*KILLS[:2], killed(41, "w4")], STRIKES),
+        (KILLS, [*STRIKES, struck(43, "w3")]),
+        (KILLS, [*STRIKES[:2], struck(42, "w4")]),
+        (KILLS, [*STRIKES[:2], struck(42, "")]),
+        (KILLS, [*STRIKES[:2], struck(40.9 - checker.ROUNDED, "w3")]),
+        (KILLS, [*STRIKES[:2], struck(41.1 + checker.UNSETTLED, "w3")]),
+        (KILLS, [*STRIKES[:2], struck(42, "w3", job="k")]),
+        (KILLS, [*STRIKES[:2], struck(42, "w3", step="other")]),
+        ([*KILLS[:2], killed(41, "w3", pid=7)], STRIKES),
+        ([*KILLS[:2], killed(41, "w3", cut=True)], STRIKES),
+        ([*KILLS[:2], SHRUNK], STRIKES),
+        ([KILLS[0], killed(21, "w2", pid=8), KILLS[2]], STRIKES),
+    ],
+    ids=[
+        "the runner tells of no strike",
+        "of two alone",
+        "no harm",
+        "a harm to another worker",
+        "one harm for two strikes",
+        "a strike of a worker that went on",
+        "of one that is not known",
+        "before the harm",
+        "long after it",
+        "of another job",
+        "of another step",
+        "a harm to one process of the pool, which had no run",
+        "a harm that ended no worker",
+        "a pool that shrank",
+        "a run, and a harm to another process",
+    ],
+)
+def test_the_control_a_strike_without_a_harm_stays_unexplained(harms, strikes):
+    assert verdicts([*CLAIMED, *harms, *strikes]) == ["innocent killed"]
+
+
 def test_what_was_given_up_hands_on_nothing():
     killed_as_they_ended = [*ran(1, "a"), *ran(20, "a"), *ran(40, "a")]
     harms = [killed(1.1), killed(20.1), killed(40.1)]
@@ -347,4 +414,4 @@ def test_histories_add_up(tmp_path, capsys):
 
 
 def test_it_is_short():
-    assert len(Path(checker.__file__).read_text().splitlines()) < 460
+    assert len(Path(checker.__file__).read_text().splitlines()) < 480
