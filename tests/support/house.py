@@ -70,6 +70,20 @@ def imports(module: str, known: Mapping[str, Path], root: Path) -> Iterator[str]
             yield from ("." + (n if n in known else ".".join(base) or SURFACE) for n in names)
 
 
+def beside(root: Path) -> dict[str, set[str]]:
+    """The modules of a folder -> those of the same folder that they import, by relative names or by
+    absolute ones."""
+    known = modules(root)
+
+    def module_of(name: str) -> str:
+        name = name.removeprefix(".") if name[0] == "." else name.removeprefix(f"{root.name}.")
+        while name and name not in known:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {m: {*map(module_of, imports(m, known, root))} - {"", m} for m in known}
+
+
 def is_console(module: str) -> bool:
     """Whether it is behind the wall."""
     return any(f"{module}.".startswith(f"{name}.") for name in CONSOLE)

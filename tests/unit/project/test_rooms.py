@@ -16,6 +16,7 @@ from support.house import (
     PACKAGE,
     ROOMS,
     SURFACE,
+    beside,
     goes_up,
     imports,
     is_console,
@@ -41,6 +42,10 @@ DOORS_OF = {
     "console.commands.jobs_table": {"cli.tables"},
     "console.commands.serving": {"cli.session"},
 }
+#: A name by which a module of the console can be loaded, and where the core has one: in the name of
+#: a group of entry points.
+CONSOLE_NAME = re.compile(rf"(?:{PACKAGE}\.)?console(?:\.\w+)*")
+GROUPS = {"app.console": ["celery_superfetch.console"]}
 
 
 def complaint(module: str, name: str) -> str | None:
@@ -69,6 +74,41 @@ def test_no_circle():
     graph = {m: {n[1:] for n in imports(m, MODULES, ROOT) if n[0] == "."} for m in MODULES}
     del graph[SURFACE]
     assert stand(graph)[0] == set()
+
+
+@pytest.mark.parametrize("folder", ["evidence", "benchmarks", "examples"])
+def test_no_circle_beside_the_package(folder):
+    graph = beside(HERE / folder)
+    assert len(graph) > 10, "it was read"
+    assert stand(graph)[0] == set()
+
+
+def test_a_circle_beside_the_package_is_seen(tmp_path):
+    (tmp_path / "points").mkdir()
+    (tmp_path / "points" / "__init__.py").write_text("from .lane import Lane\n")
+    (tmp_path / "points" / "lane.py").write_text("def late():\n    from .series import Series\n")
+    (tmp_path / "points" / "series.py").write_text(f"import {tmp_path.name}.points.lane\n")
+    circles, _ = stand(beside(tmp_path))
+    assert circles == {frozenset({"points.lane", "points.series"})}
+
+
+def console_names(source: str) -> list[str]:
+    """Return the strings by which a module could load one of the console's."""
+    strings = [n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Constant)]
+    return [s for s in strings if isinstance(s, str) and CONSOLE_NAME.fullmatch(s)]
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if not is_console(m)))
+def test_the_core_finds_the_console_by_its_entry_points_alone(module):
+    assert not [name for name in imports(module, MODULES, ROOT) if "console" in name.split(".")[:2]]
+    assert console_names(MODULES[module].read_text()) == GROUPS.get(module, [])
+
+
+def test_a_name_of_the_console_is_seen():
+    found = console_names(
+        "load('celery_superfetch.console.health')\nHOMES = {'a': 'console.web'}\n"
+    )
+    assert found == ["celery_superfetch.console.health", "console.web"]
 
 
 def test_a_circle_is_seen_and_is_one_floor():
