@@ -1,4 +1,6 @@
-"""``install(app)``: everything a Celery app needs, without touching any other."""
+"""``install(app)``: everything a Celery app needs. Other apps in the process keep stock's behavior;
+``docs/inside/process.md`` lists what a process has only once, so that no app can have its own.
+"""
 
 from __future__ import annotations
 

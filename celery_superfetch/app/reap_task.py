@@ -19,9 +19,26 @@ from .quiet_trace import QuietTask
 logger = one_line_each(get_logger(__name__))
 
 LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
+LOGGER_OF_BEAT = "celery.beat"
 WAITS = 3600  # seconds for which one that got lost holds off the next
-#: Loggers of Celery's that say INFO of each task: whoever has one every few seconds pays for it.
-ROUTINE = ("celery.beat", "celery.worker.strategy", "celery.app.trace")
+
+
+class RoutineLines(logging.Filter):
+    """Makes Celery's INFO lines about the reap task DEBUG, on loggers that write one for each task:
+    an app pays for a line each few seconds, and a pass that did something has a line of its own.
+    All apps of a process share these loggers, so that a process gets the filter only when it is a
+    worker or a beat of an installed app."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args or ()
+        is_ours = args.get("name") == REAP_TASK if isinstance(args, Mapping) else REAP_TASK in args
+        if is_ours and record.levelno == logging.INFO:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+        return True
+
+
+routine_lines = RoutineLines()
 
 
 class ReapTask(QuietTask):
@@ -43,6 +60,7 @@ class ReapTask(QuietTask):
             # What is due wakes up a fleet that was scaled to zero.
             Parked(database).release({})
             if "producer" in options:  # each of beat's schedulers hands its own on, and nobody else
+                logging.getLogger(LOGGER_OF_BEAT).addFilter(routine_lines)
                 self._last_tick = History(database).tick(self._last_tick)
             wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
         if not wanted:
@@ -62,20 +80,7 @@ class ReapTask(QuietTask):
             raise
 
 
-def _demote(record: logging.LogRecord) -> bool:
-    """Let a line of Celery's on the task be DEBUG: a pass that did something has one of its own."""
-    args = record.args or ()
-    ours = args.get("name") == REAP_TASK if isinstance(args, Mapping) else REAP_TASK in args
-    if ours and record.levelno == logging.INFO:
-        record.levelno, record.levelname = logging.DEBUG, "DEBUG"
-        return logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
-    return True
-
-
 def add_reap_task(app: Celery) -> None:
-    for name in ROUTINE:
-        logging.getLogger(name).addFilter(_demote)
-
     @app.task(
         base=ReapTask,
         name=REAP_TASK,

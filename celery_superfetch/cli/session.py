@@ -184,18 +184,13 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from .tables import Tables
 
     app = ctx.obj.app
-    # What is logged on the way goes to stderr where the app has set up no logging.
-    if logging.lastResort is not None:
-        logging.lastResort.format = lambda record: _printable_lines(  # type: ignore[method-assign]
-            logging.Formatter().format(record)
-        )
     # Where nobody said which app, Celery makes up one of its own.
     hint = "; name the app: celery -A your_app superfetch ..." if app.main == "default" else ""
     waits = threading.Timer(PATIENCE, _say_who_is_slow, (app,))
     waits.daemon = True
     waits.start()
     try:
-        with client_of(app) as client:
+        with _printable_last_resort(), client_of(app) as client:
             reaper, tables = reaper_of(app, client), Tables(ctx.obj.no_color)
             check_cluster(info(client), reaper.config.global_keyprefix)
             waits.cancel()
@@ -214,6 +209,20 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
         raise Unreachable(_printable(text)) from exc
     finally:
         waits.cancel()
+
+
+@contextmanager
+def _printable_last_resort() -> Iterator[None]:
+    """Escape what Python logs to stderr where the app has set up no logging, while a command
+    runs."""
+    handler, own = logging.lastResort, logging.Formatter()
+    if handler is not None:
+        vars(handler)["format"] = lambda record: _printable_lines(own.format(record))
+    try:
+        yield
+    finally:
+        if handler is not None:
+            vars(handler).pop("format", None)
 
 
 def _say_who_is_slow(app: Celery) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from .arguments import printable, printable_lines
@@ -100,8 +101,9 @@ def one_line_each(logger: logging.Logger) -> logging.Logger:
     return logger
 
 
-def escape_names_in_celerys_logs() -> None:
-    """Add a filter to Celery's loggers that escapes the names of jobs, which producers choose."""
+def filters_of_celerys_loggers() -> Iterator[tuple[str, logging.Filter]]:
+    """Yield the names of Celery's loggers that name jobs, each with the filter that escapes the
+    names; producers choose these."""
     for name in CELERYS:
-        logging.getLogger(name).addFilter(_printable_names)
-    logging.getLogger(CELERYS_UNREAD).addFilter(_printable_errors)
+        yield name, _printable_names
+    yield CELERYS_UNREAD, _printable_errors

@@ -1,18 +1,19 @@
 """Celery's control command ``revoke``, which also recalls the jobs that are scheduled for later.
 
-The worker's bootstep wraps the command once (``call_revoked``). If the worker dies between the
-command and the recall, the job stays parked until it is due, and is discarded then by a worker
-that remembers the id.
+The consumer's bootstep gives the worker's mailbox its own command (``recall_revoked``): Celery's
+table of commands is one for all apps of the process. If the worker dies between the command and the
+recall, the job stays parked until it is due, and is discarded then by a worker that remembers the
+id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial, wraps
+from collections import ChainMap
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
-from celery.worker.control import Panel
 from redis.exceptions import RedisError
 
 from ..model.log_text import one_line_each
@@ -24,22 +25,25 @@ logger = one_line_each(get_logger(__name__))
 TURN = 60.0  # seconds for which one worker of all that hear of a revoked job has looked for it
 
 
-def call_revoked() -> None:
-    """Have ``revoke`` call what is parked: it comes at once, and whoever claims it discards it."""
-    revoke = Panel.data["revoke"]
-    if getattr(revoke, "__wrapped__", None) is not None:
-        return
+def recall_revoked(consumer: Any) -> None:
+    """Make the ``revoke`` command of one worker recall parked jobs as well: such a job comes at
+    once, and the worker that claims it discards it. Commands of other workers in the process stay
+    as they are; one that is registered later is a command of this worker, too."""
+    for step in consumer.steps:
+        node = getattr(getattr(step, "box", None), "node", None)  # ``Control``; may be switched off
+        if node is None or isinstance(node.handlers, ChainMap):
+            continue
+        revoke = node.handlers["revoke"]
+        node.handlers = ChainMap({"revoke": partial(_revoke, revoke)}, node.handlers)
 
-    @wraps(revoke)
-    def revoke_all(state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
-        done = revoke(state, task_id, *args, **kwargs)
-        ids = [task_id] if isinstance(task_id, str) else [*task_id]
-        for owner in owners_of(state.consumer.controller):
-            # In another thread: it looks through all that are parked.
-            owner.overdue.append(partial(_call, owner, ids))
-        return done
 
-    Panel.data["revoke"] = revoke_all
+def _revoke(revoke: Callable[..., Any], state: Any, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+    done = revoke(state, task_id, *args, **kwargs)
+    ids = [task_id] if isinstance(task_id, str) else [*task_id]
+    for owner in owners_of(state.consumer.controller):
+        # In another thread: it looks through all that are parked.
+        owner.overdue.append(partial(_call, owner, ids))
+    return done
 
 
 def _call(owner: Owner, ids: Iterable[str]) -> None:

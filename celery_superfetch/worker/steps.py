@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
@@ -22,7 +24,7 @@ from ..errors import SuperfetchError, UnsupportedBroker
 from ..model.config import NOT_THE_USERS
 from ..model.early_tasks import early_tasks, listed
 from ..model.foreign import loggable
-from ..model.log_text import escape_names_in_celerys_logs, one_line_each
+from ..model.log_text import one_line_each
 from ..model.version import __version__
 from ..owner.gevent_pulse import threads_are_greenlets
 from ..owner.owner import Owner
@@ -32,7 +34,8 @@ from ..transport.intake import Intake
 from ..transport.transport import Transport
 from ..transport.versions import check_versions
 from . import unreceivable
-from .control import call_revoked
+from .celerys_logs import add_filters, remove_filters
+from .control import recall_revoked
 from .gate import Gate
 from .maintenance import MaintenanceThread, ReleaseThread, Rounds
 from .own_errors import exit_with_failure, fails_by_itself
@@ -62,7 +65,6 @@ class Maintenance(bootsteps.StartStopStep):
             self.enabled = False  # and none of our options is read: they may be the other broker's
             return
         read_all()
-        escape_names_in_celerys_logs()
         self.pid = os.getpid()
         self.thread = MaintenanceThread(worker.app)
         self.release_thread = ReleaseThread()
@@ -82,6 +84,7 @@ class Maintenance(bootsteps.StartStopStep):
             config_of(worker.app)
         except SuperfetchError as exc:
             raise SystemExit(f"celery_superfetch: {exc}") from exc
+        add_filters(worker)
 
     def create(self, worker: Any) -> None:
         """Called between the pool's creation and its start."""
@@ -115,25 +118,37 @@ class Maintenance(bootsteps.StartStopStep):
         self.release_thread.start()
         self.stopper.start()
         wrap_handlers(self.stopper)
-        call_revoked()
         signals.worker_shutting_down.connect(self.on_shutting_down, sender=worker.hostname)
         signals.worker_shutdown.connect(self.on_shutdown, sender=worker)
+        worker.blueprint.on_stopped = partial(self.on_stopped, worker, worker.blueprint.on_stopped)
 
     def on_shutting_down(self, **_: Any) -> None:
         """Runs in the signal handler; the first SIGINT puts that of the next in place."""
         self.stopper.say_so()
         wrap_handlers(self.stopper)
 
+    def on_stopped(self, worker: Any, celerys: Callable[[], object]) -> None:
+        """Remove the filters from Celery's loggers: all steps have stopped, and the pool logs no
+        more."""
+        remove_filters(worker)
+        celerys()
+
     def on_shutdown(self, sender: Any, **_: Any) -> None:
-        """The pool is empty: what ended since the last count is not lost to the metrics."""
+        """Add the runs that ended since the last count to the metrics. The pool is empty."""
         if os.getpid() != self.pid:
             return
+        signals.worker_shutdown.disconnect(self.on_shutdown, sender=sender)
         with suppress(RedisError, OSError), client_of(sender.app) as client:
             sender.superfetch_gate.run_counts.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
-        if os.getpid() != self.pid:  # these threads are the parent's
-            return
+        """End the threads, in a cold shutdown. If another process, forked from the worker, comes
+        here, it leaves them alone: they are its parent's."""
+        if os.getpid() == self.pid:
+            self._end(worker)
+            signals.worker_shutdown.disconnect(self.on_shutdown, sender=worker)
+
+    def _end(self, worker: Any) -> None:
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
         self.thread.over.set()
@@ -150,7 +165,7 @@ class Maintenance(bootsteps.StartStopStep):
         signal forked a process, and that came back into the worker, its jobs are the parent's."""
         if os.getpid() != self.pid:
             return
-        self.terminate(worker)
+        self._end(worker)
         self.stopper.requeue_waiting()
         if self.thread.is_alive():
             self.thread.join(JOINED_FOR)
@@ -167,6 +182,7 @@ class Guarded(bootsteps.StartStopStep):
         transport = consumer.connection.transport
         if not isinstance(transport, Transport):
             return
+        recall_revoked(consumer)
         # Before the first fetch, whose owner has it from there.
         transport.cycle.runner = consumer.controller.superfetch_gate
         channel = consumer.connection.default_channel

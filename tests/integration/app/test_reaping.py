@@ -12,6 +12,7 @@ from celery import Celery
 from celery.beat import Scheduler
 
 from celery_superfetch.model.config import REAP_ENTRY, REAP_TASK
+from celery_superfetch.worker.celerys_logs import add_filters, remove_filters
 
 
 @pytest.fixture
@@ -78,14 +79,30 @@ def test_without_a_queue_for_it_one_warning_says_so(make_app, bench, caplog):
     assert "route the task" in record.getMessage()
 
 
-@pytest.mark.parametrize("name", ["celery.worker.strategy", "celery.app.trace"])
-def test_celerys_lines_on_it_are_no_info(make_app, caplog, name):
-    """E1. A pass that did something has a line of its own."""
-    make_app()
-    caplog.set_level(logging.DEBUG, name)
+def levels_of_lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    """The levels of two INFO lines of a logger, on the reap task and on another one."""
+    caplog.clear()
     for task in (REAP_TASK, "shop.note"):
         logging.getLogger(name).info("Task %(name)s", {"name": task})
-    assert [record.levelname for record in caplog.records] == ["DEBUG", "INFO"]
-    caplog.set_level(logging.INFO, name)
-    logging.getLogger(name).info("Task %(name)s", {"name": REAP_TASK})
-    assert len(caplog.records) == 2
+    return [record.levelname for record in caplog.records]
+
+
+def test_celerys_lines_on_it_are_no_info_in_a_worker(caplog):
+    """E1. A pass that did something has a line of its own."""
+    one, other = Celery(set_as_current=False), Celery(set_as_current=False)
+    caplog.set_level(logging.DEBUG, "celery.worker.strategy")
+    add_filters(one)
+    add_filters(other)
+    assert levels_of_lines(caplog, "celery.worker.strategy") == ["DEBUG", "INFO"]
+    caplog.set_level(logging.INFO, "celery.worker.strategy")
+    assert levels_of_lines(caplog, "celery.worker.strategy") == ["INFO"]
+    remove_filters(one)
+    assert levels_of_lines(caplog, "celery.worker.strategy") == ["INFO"], "another one runs"
+    remove_filters(other)
+    assert levels_of_lines(caplog, "celery.worker.strategy") == ["INFO", "INFO"]
+
+
+def test_celerys_lines_on_it_are_no_info_in_a_beat(due, caplog):
+    due()
+    caplog.set_level(logging.DEBUG, "celery.beat")
+    assert levels_of_lines(caplog, "celery.beat") == ["DEBUG", "INFO"]
