@@ -199,10 +199,10 @@ class Fleet:
         Suspects(self.bench.database).make_room("owner", [*islice(named, 100)], 60.0, 10)
 
     def make_pass(self) -> None:
-        from celery_superfetch.app.reaper import note
+        from celery_superfetch.app.reaper import record_pass
 
         reaper = self.bench.reaper()
-        note(reaper, reaper.reap())
+        record_pass(reaper, reaper.reap())
 
     def make_pass_over_dead(self) -> None:
         """The marks are a part of it."""

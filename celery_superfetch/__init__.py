@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .app.dead_set import DeadSet as DeadSet
     from .app.dead_set import Retried as Retried
     from .app.installation import install as install
-    from .app.results import RedisBackend as RedisBackend
+    from .app.slot_results import RedisBackend as RedisBackend
     from .errors import BadFilter as BadFilter
     from .errors import ConfigError as ConfigError
     from .errors import ForkedConnection as ForkedConnection
@@ -48,7 +48,7 @@ _HOMES = {
         "errors": "BadFilter ConfigError ForkedConnection JobNotFound NotWhole PoisonPill "
         "StillInUse SuperfetchError UnsupportedBroker UnsupportedVersion WrongType",
         "app.installation": "install",
-        "app.results": "RedisBackend",
+        "app.slot_results": "RedisBackend",
         "model.strikes": "Decision Recovery",
         "model.version": "__version__",
         "signals": "LostJob ReapedOwner job_killed job_recovered job_recovering owner_reaped "

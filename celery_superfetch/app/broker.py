@@ -1,4 +1,13 @@
-"""A Celery app's own way to our transport; every other connection in the process stays stock."""
+"""An installed app's connections to its broker: kombu connections with this package's transport,
+and plain Redis clients.
+
+``installation`` makes ``AMQP`` the app's class in each of its processes, and Celery then makes each
+broker connection of the app by ``AMQP.Connection``. Connections of other apps stay stock. Beat's
+reap task, ``DeadSet``, the inspector, commands and a worker that starts call ``client_of``.
+
+Nothing here is stored. If the process dies, its connections are closed; its owner's death is the
+reaper's matter.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +30,14 @@ from ..store.redis.urls import legible
 from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
 from .sender import sender
 
-#: URL schemes that we serve, as kombu names them.
+#: URL schemes that this package serves, as kombu names them.
 SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
 
 
 class Connection(kombu.Connection):
-    """A kombu connection whose ``redis://``, ``rediss://`` and ``sentinel://`` mean ours, so that
-    rediss:// keeps its TLS defaults, a failover list our transport, and Flower its broker page."""
+    """A kombu connection that uses this package's transport for ``redis://``, ``rediss://`` and
+    ``sentinel://``. The URL stays as it is: kombu gives rediss:// its TLS defaults, and Flower
+    shows its broker page."""
 
     def get_transport_cls(self) -> Any:
         name = self.transport_cls
@@ -43,7 +53,8 @@ class Connection(kombu.Connection):
         return _Pool(self, limit, **kwargs)
 
     def __eqhash__(self) -> HashedSeq:
-        """kombu keeps one pool for equal connections, and a stock one is not equal to ours."""
+        """Return the key by which kombu keeps one pool for equal connections: a stock connection is
+        not equal to one of this class."""
         return HashedSeq(Connection, super().__eqhash__())
 
 
@@ -57,6 +68,9 @@ class _Pool(kombu.connection.ConnectionPool):
 
 
 class AMQP(celery.app.amqp.AMQP):
+    """An installed app's ``app.amqp``: Celery takes from it the class of its connections, and the
+    function that publishes tasks (``app/sender.py`` wraps that)."""
+
     Connection = Connection
 
     @cached_property
@@ -65,11 +79,13 @@ class AMQP(celery.app.amqp.AMQP):
 
 
 def config_of(app: Celery) -> Config:
-    """The app's options; ConfigError: one is misspelt or impossible."""
+    """Return the app's options; ConfigError if one is misspelt or impossible."""
     return Config.from_options(app.conf.broker_transport_options or {}, KNOWN_OPTIONS)
 
 
 def database_of(app: Celery, client: Redis) -> Database:
+    """Return the database of an app, with its options and its tasks' names; ConfigError as
+    ``config_of``."""
     database = Database(client, config_of(app))
     database.is_registered = lambda task: task in app.tasks
     return database
@@ -77,10 +93,16 @@ def database_of(app: Celery, client: Redis) -> Database:
 
 @legible()
 def client_of(app: Celery, timeout: float = 0.0) -> Redis:
-    """A plain client for the database the app's workers consume from, which waits ``timeout``
-    seconds for each reply (0: as the app's options say); its caller closes it. Raises
-    UnsupportedBroker where that is not Redis or its URL cannot be read, and a RedisError where it
-    cannot be reached."""
+    """Make a plain client for the database that the app's workers consume from. The caller closes
+    it.
+
+    Arguments:
+        timeout: seconds to wait for the connection and for each reply; 0: as the app's options say.
+
+    Raises:
+        UnsupportedBroker: the broker is not Redis, or its URL cannot be read.
+        redis.exceptions.RedisError: the server cannot be reached.
+    """
     try:
         connection = app.connection_for_read()
     except KeyError as exc:  # kombu's "No such transport"

@@ -1,9 +1,13 @@
 """Chords on a result backend on Redis: a part counts once, however often it runs, and the part that
 completes its chord publishes the body, also when it runs again.
 
-In a worker's process a result backend gets these functions in place of its own
-(``result_backends``). If the process dies between the count and the body, the part is recovered,
-and its next run publishes the body.
+``result_backends`` gives these functions to a result backend in place of its own. The process,
+thread or greenlet that ran a part counts it. If the process dies between the count and the body,
+the part is recovered, and its next run publishes the body.
+
+``fail_part`` counts a part that never ran to its end. ``announcement`` calls it for a dead-lettered
+job (if that process dies, the notice is recovered, and calls it again), and
+``worker/unknown_tasks.py`` for a job that no worker can run.
 """
 
 from __future__ import annotations
@@ -31,11 +35,13 @@ logger = one_line_each(get_logger(__name__))
 #: there were, the names of those that were counted, the group's result, and the claim of the part
 #: that publishes the body. ``names`` has also the digest of each part's result, so that another run
 #: finds and replaces that; and the part that completed the chord, with the total, since parts may
-#: be added later. KEYS: results, added, size, names, group, claim ARGV: id, result, "1" if they are
-#: ordered, index, seconds until all of these expire (0: never), the same for the group, for how
-#: long the claim is made (0: not at all), its token Returns: how many parts are counted (-1: the
-#: chord has ended), how many were added, how many there were, 1 if it is this part that has to
-#: publish the body Crash: the part is counted, or not; its next run gets the same answer.
+#: be added later.
+#: KEYS: results, added, size, names, group, claim
+#: ARGV: id, result, "1" if they are ordered, index, seconds until all of these expire (0: never),
+#:       the same for the group, seconds for which the claim is made (0: not at all), its token
+#: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
+#:       there were, 1 if it is this part that has to publish the body
+#: Crash: the part is counted, or not; its next run gets the same answer.
 COUNT = PatientScript(
     b"""
 local results, added, size, names, group, claim = unpack(KEYS)
@@ -108,19 +114,19 @@ def is_on_redis(backend: Any) -> bool:
 def count_parts_once(backend: Any) -> None:
     """Make a result backend on Redis count each part once."""
     if hasattr(type(backend), "_chord_part_return_script"):
-        mend_lease(backend)
+        patch_scripts(backend)
     else:  # 5.5 and 5.6, which count runs, and not parts
         backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
 
 
-def mend_lease(backend: Any) -> None:
+def patch_scripts(backend: Any) -> None:
     """Replace the scripts of a Celery 5.7 backend. Celery counts a part once, but for the time of
     its publish lease no run may publish the body, not even the next run of the part that has the
     lease: ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published:
     then the next run could not complete it."""
-    theirs = sys.modules["celery.backends.redis"]
-    clean = PatientScript(theirs.CHORD_CLEANUP_LUA.encode())
-    extend = PatientScript(theirs.CHORD_CLAIM_EXTEND_LUA.encode())
+    celery_redis = sys.modules["celery.backends.redis"]
+    clean = PatientScript(celery_redis.CHORD_CLEANUP_LUA.encode())
+    extend = PatientScript(celery_redis.CHORD_CLAIM_EXTEND_LUA.encode())
 
     def clean_up(**call: Any) -> Any:
         exc = sys.exc_info()[1]  # a NotSent, or a Fenced, is no Exception

@@ -1,4 +1,8 @@
-"""The console, which the core knows by its entry points alone."""
+"""Loads a part of the console by its entry point: the core never imports the console, and works
+without it.
+
+`superfetch status` (``cli/status.py``) calls ``load_part``. Nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,12 @@ from ..errors import ConfigError
 PARTS = "celery_superfetch.console"  # group of entry points
 
 
-def console(part: str) -> Any:
-    """``judge``; ConfigError: the installation has no such entry point."""
+def load_part(part: str) -> Any:
+    """Return what an entry point of the console names: the function ``judge``.
+
+    Raises:
+        ConfigError: the installation has no such entry point.
+    """
     for entry in entry_points(group=PARTS, name=part):
         return entry.load()
     raise ConfigError(

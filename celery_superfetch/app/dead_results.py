@@ -1,4 +1,10 @@
-"""Results of dead-lettered jobs that are put back on their queues: they become pending again."""
+"""Deletes the results of dead-lettered jobs that are put back on their queues: they become pending
+again.
+
+``DeadSet.retry_many`` (``app/dead_set.py``) calls ``DeadResults.forget`` for a batch of jobs that
+it has locked, before it moves them. If the process dies in between, a job has no result any more
+and is still in the dead set: a caller that waits for it waits until the job was retried once more.
+"""
 
 from __future__ import annotations
 

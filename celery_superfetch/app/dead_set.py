@@ -1,4 +1,13 @@
-"""The dead set of a Celery app, for people and their programs; the commands use it, too."""
+"""The dead set of a Celery app: finds dead-lettered jobs, puts them back on their queues, deletes
+them.
+
+Users' programs, the commands and the console's page make a ``DeadSet``. A worker's pool process
+makes one to read the job that a failure notification is about (``announcement``).
+
+A retry locks a batch of jobs, deletes their old results, and moves each job by one script. If the
+process dies, each job is in the dead set or on its queue. A job that is still in the dead set may
+have lost its result, and no retry can take it until its lock has expired, after a minute.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +79,6 @@ class DeadSet(store.DeadSet):
         super().__init__(database_of(app, client or client_of(app)))
         self.app = app
         self.separator = separator_of(app)
-        self._backend_failures = 0
         self._owns_client = client is None
 
     def close(self) -> None:
@@ -110,13 +118,13 @@ class DeadSet(store.DeadSet):
         to: str | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> list[Retried]:
-        """What became of each of some jobs, put back in order as by ``retry``; one that cannot be
-        does not hold up the others, and has an ``error``.
+        """Put jobs back in order, each as ``retry`` does, and return what became of each. A job
+        that cannot be put back does not hold up the others, and has an ``error``.
 
         Arguments:
             jobs: each as for ``retry``.
             to: name of the queue; None: their own.
-            progress: is called after each batch with the number of jobs that are done with.
+            progress: called after each batch with the number of jobs that were dealt with.
         """
         results = DeadResults(self.app)
         done: list[Retried] = []
@@ -133,11 +141,11 @@ class DeadSet(store.DeadSet):
         progress: Callable[[int], object] | None = None,
         **conditions: Unpack[Conditions],
     ) -> list[Retried]:
-        """Put all jobs back that meet the conditions, those first that died first.
+        """Put all jobs back that meet the conditions, in the order in which they came here.
 
         Arguments:
             to: name of the queue; None: their own.
-            progress: is called after each batch with the number of jobs that are done with.
+            progress: called after each batch with the number of jobs that were dealt with.
             conditions: which jobs are meant; none: all of them.
 
         Raises:
@@ -181,6 +189,13 @@ class DeadSet(store.DeadSet):
         ours: Sequence[bool],
         results: DeadResults,
     ) -> None:
+        """Delete the results of jobs and move the jobs.
+
+        Arguments:
+            jobs: each with its queue list, and its outcome, which is filled in.
+            able: whether each queue list can take jobs.
+            ours: whether this call has locked the job.
+        """
         calls, called = [], []
         warnings = results.forget(
             job for (job, *_), takes, mine in zip(jobs, able, ours, strict=True) if takes and mine
@@ -201,6 +216,7 @@ class DeadSet(store.DeadSet):
                 outcome.queue, outcome.error = None, GONE.format(outcome.id)
 
     def _target(self, job: DeadJob, to: str | None) -> str:
+        """Return the queue list for a job: its own, or that of queue ``to`` in its priority."""
         if to is None:
             return job.queue_list
         _, separator, step = job.queue_list.partition(self.separator)

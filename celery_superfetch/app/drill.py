@@ -1,5 +1,9 @@
-"""The task of ``celery superfetch drill``: it does nothing, for a while, so that the worker that
-has it can be killed."""
+"""The task of `superfetch drill`: it sleeps, so that the worker that runs it can be killed.
+
+``installation`` adds the task to each installed app. The command (``console/drill.py``) sends its
+jobs to a queue that the operator names, and kills a worker: its jobs are recovered, and sleep
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from ..model.records import real
 
 
 def add_drill_task(app: Celery) -> None:
+    """Add the task to an app."""
+
     @app.task(
         name=DRILL_TASK,
         shared=False,  # else it would be registered with every other app of the process

@@ -1,4 +1,12 @@
-"""The guard: kills a job at its last strike, if that is its own; each task may have a limit."""
+"""The guard: decides whether a job whose run was cut short runs again, or is dead-lettered because
+it has reached its limit. Only a process of the job's own app dead-letters it.
+
+``installation`` connects the guard to ``job_recovering``. The signal is sent by a reaper, for the
+jobs of a dead owner, and by a worker, for a job that lost its pool process, or its run, while the
+worker lives. Both have their limits from ``limits_of``. Nothing is changed here: if the process
+dies after the decision and before the script that carries it out, the next recovery of the job
+decides again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +28,8 @@ logger = one_line_each(get_logger(__name__))
 
 
 def guard_of(app: Celery) -> Callable[..., Decision]:
-    """The receiver of ``job_recovering`` that ships; of another app it kills no job."""
+    """Return the receiver of ``job_recovering`` that the package brings. A job of another app, and
+    of a task that the app does not have, is recovered even at its limit."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
         decision = decide(recovery)
@@ -46,7 +55,8 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
 
 
 def limits_of(app: Celery) -> Limits:
-    """When jobs of ``app`` are killed: its options, and what its tasks say of themselves."""
+    """Return the limits at which jobs are dead-lettered: the app's options, and those of its tasks
+    (``superfetch_strike_limit``, ``superfetch_stop_limit``)."""
     config = config_of(app)
 
     def strikes(task: str | None) -> int | None:
@@ -65,14 +75,14 @@ def _limit(app: Celery, task: str | None, option: str, default: int | None) -> i
         if limit is not None:
             check({option: limit})
     except ConfigError:
-        _refuse(str(task), option, describe(limit), default)
+        _log_bad_limit(str(task), option, describe(limit), default)
         return default
     return limit
 
 
 @cache
-def _refuse(task: str, option: str, limit: str, instead: int | None) -> None:
-    """Log it once: the task's author has to know, and its jobs need some limit."""
+def _log_bad_limit(task: str, option: str, limit: str, instead: int | None) -> None:
+    """Log once in this process that the option's own value (``instead``) holds for a task."""
     logger.error(
         "Task %s: superfetch_%s must be None or a whole number greater than 0, it is %s. "
         "The option's own (%s, %s) holds instead.",

@@ -1,5 +1,9 @@
-"""Tells which results are ignored: task and message may disagree, and the versions of Celery decide
-that differently."""
+"""Tells which results Celery does not store: task and message may disagree, and the versions of
+Celery decide that differently.
+
+``steps`` asks before a run, since an earlier run may have stored its result, and ``announcement``
+before it stores the failure of a dead-lettered job. Pure functions: a death loses nothing.
+"""
 
 from __future__ import annotations
 

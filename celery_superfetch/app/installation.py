@@ -19,7 +19,7 @@ from .drill import add_drill_task
 from .guard import guard_of
 from .notice import add_announce_task
 from .reap_task import add_reap_task
-from .result_backends import mend_backends, mend_backends_of_tasks
+from .result_backends import patch_backends, patch_backends_of_tasks
 from .schedule import scheduled
 
 if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a mistake
@@ -124,12 +124,12 @@ def _add(app: Celery) -> None:
     add_reap_task(app)
     add_announce_task(app)
     add_drill_task(app)
-    mend_backends(app)
+    patch_backends(app)
     job_recovering.connect(guard_of(app), sender=app, weak=False)
     # Configuration may come later, and again; a module may set more after it was read.
     _connect_first(app.on_after_configure, configure)
     app.on_after_finalize.connect(configure)
-    app.on_after_finalize.connect(mend_backends_of_tasks)
+    app.on_after_finalize.connect(patch_backends_of_tasks)
 
 
 def _connect_first(signal: Any, receiver: Any) -> None:

@@ -1,4 +1,9 @@
-"""Where kombu would put a message: asked of kombu itself."""
+"""Asks kombu on which queue lists it would put a message, and which queue lists an app has.
+
+`superfetch migrate` and ``DeadSet`` make ``Routes``; reapers and the inspector ask for
+``lists_of``. Exchanges and queues are declared in this process's memory alone, and Redis is only
+read: if the process dies, nothing has changed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ class Routes:
     def __call__(
         self, message: Mapping[str, Any], exchange: str, routing_key: str
     ) -> dict[str, int]:
-        """The message's queue lists -> ms of their x-expires; empty where it goes to none."""
+        """Return the message's queue lists -> ms of their x-expires; empty if it goes to none."""
         channel = self._channel
         priority = channel._get_message_priority(message, reverse=False)
         queues = self._queues(exchange, routing_key)
@@ -42,7 +47,7 @@ class Routes:
             table = channel.get_table(exchange)
             if table and all(pattern for _, pattern, _ in table):
                 channel.exchange_declare(exchange, "topic")
-        # A broadcast was for one worker: what kombu makes of its queue, nobody ever reads.
+        # A broadcast was for one worker: no other worker reads the queue that kombu made for it.
         fanout = exchange and channel.typeof(exchange).type == "fanout"
         queues = () if fanout else channel._lookup(exchange, routing_key)
         return sorted(filter(None, {*queues}))
@@ -50,13 +55,14 @@ class Routes:
 
 @contextmanager
 def routes_of(app: Celery) -> Iterator[Routes]:
+    """Connect to the app's broker, and yield its routes; RedisError if it cannot be reached."""
     with app.connection_for_read() as connection:
         yield Routes(app, connection.channel())
 
 
 def lists_of(app: Celery) -> set[str]:
-    """The queue lists of an app, one for each priority step of a queue. Those of broadcasts hold
-    nothing between two consumers."""
+    """Return the queue lists of an app, one for each priority step of a queue. The queues of
+    broadcasts are left out: they are empty while they have no consumer."""
     separator, steps = separator_of(app), _option(app, "priority_steps")
     named = {getattr(queue, "name", queue): queue for queue in _sent_to(app)}
     queues = {**named, **app.amqp.queues}.items()
@@ -66,8 +72,8 @@ def lists_of(app: Celery) -> set[str]:
 
 
 def _sent_to(app: Celery) -> Iterator[Any]:
-    """Queues, or their names, that tasks, routes and beat's entries send to. Celery makes them when
-    somebody sends; until a worker consumes one, nothing else tells that it is there."""
+    """Yield the queues, or their names, that tasks, routes and beat's entries send to. Celery makes
+    a queue when a message is sent to it: until a worker consumes it, the settings alone name it."""
     entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
     ways = [entry.get("options") for entry in entries]
     for route in app.amqp.routes or ():
@@ -79,15 +85,15 @@ def _sent_to(app: Celery) -> Iterator[Any]:
 
 
 def separator_of(app: Celery) -> str:
-    """What stands between a queue's name and a priority step."""
+    """Return the separator between a queue's name and a priority step."""
     return str(_option(app, "sep"))
 
 
 def unacked_of(app: Celery) -> tuple[str, str]:
-    """Names of stock kombu's hash of unacked messages and of its index."""
+    """Return the names of stock kombu's hash of unacked messages and of its index."""
     return _option(app, "unacked_key"), _option(app, "unacked_index_key")
 
 
 def _option(app: Celery, name: str) -> Any:
-    """One of kombu's."""
+    """Return one of kombu's transport options, or its default."""
     return (app.conf.broker_transport_options or {}).get(name) or getattr(Channel, name)

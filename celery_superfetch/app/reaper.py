@@ -1,4 +1,11 @@
-"""What beat's task, the workers and the CLI share: a reaper that speaks for an app."""
+"""Makes a reaper for an app, takes care that one process of many makes a pass, and records passes
+for status and metrics.
+
+A worker's maintenance thread calls it, beat's reap task (in a pool process of a worker), and the
+commands. A scheduled pass takes a lock for one interval. If its process dies in the pass, another
+process makes the next pass when the interval is over, and finds what is left
+(``reaper/reaper.py``). If it dies before the record, only the record is missing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,8 @@ from .queues import lists_of
 
 
 def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
-    """A reaper that speaks for ``app``: its guard decides, and its notices tell the callers."""
+    """Make a reaper that sends the app's signals, uses its tasks' limits and makes its failure
+    notifications. ``owner``: of this process; what it has learned of silent owners is used."""
     return Reaper(
         database_of(app, client),
         silence=owner.silence if owner else None,
@@ -31,23 +39,24 @@ def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
 
 
 def scheduled_pass(reaper: Reaper, by: str) -> Report:
-    """One pass unless another had its turn in this interval, whoever ran it."""
+    """Make one pass, unless another process has begun one in this interval (``ran`` is False).
+    ``by``: who makes it, as ``superfetch status`` shows it."""
     return finish(scheduled_pass_in_steps(reaper, by))
 
 
 def scheduled_pass_in_steps(reaper: Reaper, by: str) -> Steps[Report]:
-    """As ``scheduled_pass``, a batch of jobs in each step."""
-    turn = reaper.database.take_turn("all", reaper.config.reap_interval)
-    report = (yield from reaper.reap_in_steps()) if turn else Report(ran=False)
+    """Make a pass as ``scheduled_pass`` does, a batch of jobs in each step."""
+    has_lock = reaper.database.take_turn("all", reaper.config.reap_interval)
+    report = (yield from reaper.reap_in_steps()) if has_lock else Report(ran=False)
     if report.ran:
         with report.surviving("the notes for status and metrics"):
-            note(reaper, report, by)
+            record_pass(reaper, report, by)
     return report
 
 
-def note(reaper: Reaper, report: Report, by: str = "") -> None:
-    """Write down the pass, ``by`` whom as operators know it, and since when what waits: where
-    nobody consumes, too. What that takes counts as time of the pass."""
+def record_pass(reaper: Reaper, report: Report, by: str = "") -> None:
+    """Record a pass, and since when jobs wait on each queue list, also on those without a consumer.
+    The time that this takes is added to the pass. ``by``: who made it; empty: this process."""
     here, started = ProcessImage.current(), monotonic()
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
     queues = Queues(reaper.database)

@@ -1,5 +1,10 @@
 """Waits for a Redis server that refuses, for a while, what the end of a job needs: its result, its
-part of a chord, its steps. Until the server takes it, the job has not ended."""
+part of a chord, its steps. Until the server takes it, the job has not ended.
+
+The scripts of ``chords``, and a result backend that ``result_backends`` has patched, call
+``patiently`` in the process, thread or greenlet that runs the job. ``sender`` raises ``NotSent``
+for a step. If the process dies meanwhile, the job was not acked: it is recovered, and runs again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tells a result of a job from that of an older job with the same task id; senders reuse ids."""
+"""Tells a result of a job from that of an older job with the same task id; senders reuse ids.
+
+``steps`` asks before a run, ``worker/request.py`` for a job whose pool process was lost, and
+``announcement`` for a dead-lettered job. A pure function: a death loses nothing.
+"""
 
 from __future__ import annotations
 

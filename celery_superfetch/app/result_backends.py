@@ -1,5 +1,11 @@
-"""What is added to the result backends of an app that are on Redis: chords that count their parts
-once, and successes that nothing undoes."""
+"""Patches an app's result backends on Redis: a chord counts each part once, and a retry or a
+failure never replaces a success.
+
+``installation`` calls ``patch_backends`` and ``patch_backends_of_tasks`` in each process of the
+app, a worker that starts calls the latter again. The patched methods run where a job runs. If the
+process dies in one, the result is stored or it is not; the job is recovered, and its next run
+stores one again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ SUCCESS = '{"status": "SUCCESS"'  # how Celery's JSON of a job that succeeded be
 #: KEYS: the result
 #: ARGV: what to store, seconds until it expires (0: never), how a success begins
 STORE = Script(
-    None,  # type: ignore[arg-type]  # whoever calls it says by which client
+    None,  # type: ignore[arg-type]  # each call names its client
     b"""
 local key, value, expires, success = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
 if redis.call('GETRANGE', key, 0, #success - 1) == success then
@@ -30,28 +36,28 @@ redis.call('PUBLISH', key, value)
 )
 
 
-def mend_backends(app: Celery) -> None:
-    """Mend all result backends on Redis that ``app`` makes, and those that are there."""
+def patch_backends(app: Celery) -> None:
+    """Patch the app's result backend, if it has made one, and each that it makes from now on."""
     make = app._get_backend
-    app._get_backend = lambda: mended(make())
+    app._get_backend = lambda: patch(make())
     if app._backend is not None:
-        mended(app._backend)
+        patch(app._backend)
 
 
-def mend_backends_of_tasks(sender: Celery, **_: Any) -> None:
-    """The same for backends that tasks have for themselves."""
+def patch_backends_of_tasks(sender: Celery, **_: Any) -> None:
+    """Patch the result backends that tasks of an app have for themselves."""
     for task in sender.tasks.values():
-        mended(own_backend(task))
+        patch(own_backend(task))
 
 
 def own_backend(task: Any) -> Any:
-    """The result backend that a task has for itself, if it has one."""
+    """Return the result backend that a task has for itself; None if it uses that of its app."""
     own = type(task).backend
     return task._backend if own is Task.backend else own
 
 
-def mended(backend: Any) -> Any:
-    """The same result backend; one on Redis is mended, if it is not yet."""
+def patch(backend: Any) -> Any:
+    """Patch a result backend, if it is on Redis and was not patched before, and return it."""
     if is_on_redis(backend) and "_set" not in vars(backend):
         count_parts_once(backend)
         keep_success(backend)
@@ -59,8 +65,9 @@ def mended(backend: Any) -> Any:
 
 
 def keep_success(backend: Any) -> None:
-    """Celery asks whether a job has succeeded, and then stores its retry or its failure. A process
-    that froze in between would undo what its successor has told, and its caller wait for ever."""
+    """Replace the method of a result backend that stores a result. Celery reads whether a job has
+    succeeded, and then stores its retry or its failure. If a process freezes in between, and the
+    job succeeds elsewhere meanwhile, the success is replaced, and its caller waits for ever."""
     store = backend._set
 
     def _set(key: Any, value: Any, *expires: Any) -> None:

@@ -23,7 +23,7 @@ __all__ = ["superfetch"]
 @click.option("--dry-run", is_flag=True, help="Only judge and count; change nothing.")
 def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
     """Make one pass now: what dead workers held goes back to its queues."""
-    from ..app.reaper import note
+    from ..app.reaper import record_pass
     from ..model.words import number
     from ..reaper.evidence import Onlooker
 
@@ -42,7 +42,7 @@ def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:
         reaper.silence = onlooker.silence
     report = reaper.reap(dry_run=dry_run)
     if not dry_run:
-        note(reaper, report)
+        record_pass(reaper, report)
     reasons = {owner: reason.value for owner, reason in report.dead.items()}
     sets = {"probation": sorted(report.probation), "lists": sorted(report.lists)}
     document = {**vars(report), **sets, "adopted": adopted, "dead": reasons}

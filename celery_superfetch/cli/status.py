@@ -48,9 +48,9 @@ def status(ctx: click.Context, wide: bool, watch: float | None, as_json: bool) -
 
 def _say(session: Session, wide: bool, in_place: bool) -> None:
     """What the console says of the app's database; ``in_place``: of all that a terminal shows."""
-    from ..app.console import console
+    from ..app.console import load_part
 
-    judged = console("judge")(session.inspector)
+    judged = load_part("judge")(session.inspector)
 
     def say() -> None:
         tables, lines = session.tables, list[str]()

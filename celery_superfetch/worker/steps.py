@@ -18,8 +18,8 @@ from redis.exceptions import RedisError
 from ..app.broker import client_of, config_of, database_of
 from ..app.guard import limits_of
 from ..app.installation import configure
-from ..app.result_backends import mend_backends_of_tasks
-from ..app.results import check_results
+from ..app.result_backends import patch_backends_of_tasks
+from ..app.slot_results import check_results
 from ..errors import SuperfetchError, UnsupportedBroker
 from ..model.config import NOT_THE_USERS
 from ..model.early_tasks import early_tasks, listed
@@ -105,7 +105,7 @@ class Maintenance(bootsteps.StartStopStep):
             logger.critical("This worker ends: %s", exc)
             raise SystemExit(1) from exc
         check_results(app)
-        mend_backends_of_tasks(app)  # also those that came after the app was finalized
+        patch_backends_of_tasks(app)  # also those that came after the app was finalized
         _switch_off_retries_of_lost_runs(app)
         use_our_request(worker)
         Discards(worker)

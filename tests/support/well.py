@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from support.workers.bench import Bench
 
 MIB = 1024 * 1024
@@ -105,4 +105,4 @@ def make_well(bench: Bench) -> None:
     """Register a worker that is well, and make a pass."""
     bench.owner(node="celery@one", lists=["mail"], heartbeat_interval=3600.0, owner_ttl=7200.0)
     reaper = bench.reaper()
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())

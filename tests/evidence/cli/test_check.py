@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.console.probe import main
 from support.servers.server import free_port
 from support.waiting import eventually
@@ -76,7 +76,7 @@ def one(make_bench, client):
     well = {"heartbeat_interval": 3600.0, "owner_ttl": 7200.0}
     bench.worker = bench.owner(node="celery@one", lists=["mail", "mail\x06\x163"], **well)
     reaper = bench.reaper()
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     yield bench
     client.config_set("save", before["save"])
 
@@ -106,7 +106,7 @@ def test_a_queue_that_nobody_consumes(probe, cli, one):
     reaper = one.reaper()
     report = reaper.reap()
     report.lists.add("celery")
-    note(reaper, report)
+    record_pass(reaper, report)
     assert "queue celery: 3 jobs, oldest" in probe(code=2)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.console.permissions import OPTIONAL, REQUIRED, name_of, refused
 from celery_superfetch.inspector import Inspector
 from support.waiting import eventually
@@ -78,7 +78,7 @@ def test_what_is_wrong_with_who_works_and_what_waits(cli, make_bench, client, ma
     reaper = bench.reaper()
     report = reaper.reap()
     report.lists.add("mail")
-    note(reaper, report)
+    record_pass(reaper, report)
     client.hset(bench.keys.last_pass, "at", 1)
     assert "no-pass" not in codes(cli("doctor", "--json", code=1)), "nobody was there to make it"
     client.hset(bench.keys.facts(one.owner), "registered_at", 1)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.store.queues import Queues
 from support.workers.bench import payload
 from support.workers.cli import superfetch_command
@@ -84,7 +84,7 @@ def test_a_status_longer_than_its_terminal_ends_with_the_verdict(bench, env):
         name = f"queue-{number}"
         bench.push(name, payload(number, name))
     reaper = bench.reaper()
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     Queues(bench.database).note([f"queue-{number}" for number in range(30)])
     status = superfetch_command("status")
     for lines in 24, 200:

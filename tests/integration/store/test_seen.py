@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.store import queues
 from celery_superfetch.store.history import MOST, History
 from celery_superfetch.store.holdings import (
@@ -168,10 +168,10 @@ def test_jobs_that_came_after_the_last_worker_left_have_an_age(bench):
     bench.owner(lists=["mail"])
     bench.push("aside", payload("late"))
     reaper = bench.reaper()
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     assert set(Queues(bench.database).oldest(["aside", "idle", "mail"])) == {"aside"}
     assert bench.registry.forget_served(["aside"]) == 1
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     assert not Queues(bench.database).oldest(["aside"]), "control: nothing names it any more"
 
 
@@ -224,7 +224,7 @@ def test_a_pass_looks_once_at_each_list_however_many_there_are(bench):
     reaper = bench.reaper()
     report = reaper.reap()
     before, seconds = calls(bench.client, "lindex"), report.seconds
-    note(reaper, report)
+    record_pass(reaper, report)
     assert calls(bench.client, "lindex") - before == len(served) + len(others)
     assert bench.client.hlen(bench.keys.oldest) == len(served) + len(others)
     assert report.seconds > seconds, "it is a part of the pass"
@@ -257,7 +257,7 @@ def test_what_waits_where_nobody_consumes_is_noted_too(bench):
     app.conf.task_queues = [Queue("mail"), Queue("late")]
     bench.push("late\x06\x166", ONE)
     reaper = bench.reaper(sender=app)
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     assert bench.client.hkeys(bench.keys.oldest) == [b"late\x06\x166"]
 
 
@@ -272,7 +272,7 @@ def test_a_queue_that_only_a_task_a_route_or_beat_names_is_noted_too(bench):
     for name in {*named, "unknown"}:
         bench.push(name, ONE)
     reaper = bench.reaper(sender=app)
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     assert {name.decode() for name in bench.client.hkeys(bench.keys.oldest)} == named
 
 
@@ -307,7 +307,7 @@ def test_a_pass_is_remembered_with_who_made_it(bench, owner):
     assert history.last_pass() == {}
     bench.push("mail", ONE)
     reaper = bench.reaper()
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     told = history.last_pass()
     assert (told["owners"], told["errors"]) == ("1", "0")
     assert told["by"].endswith(f"pid {owner.process.pid}")
@@ -315,5 +315,5 @@ def test_a_pass_is_remembered_with_who_made_it(bench, owner):
     assert 0 < bench.client.ttl(bench.keys.last_pass) <= 7 * 86_400
     bench.client.rpop("mail")
     bench.client.hset(bench.keys.facts(owner.owner), "lists", "{}")
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     assert bench.client.exists(bench.keys.oldest) == 0, "also of lists that nobody serves any more"

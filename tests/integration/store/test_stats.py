@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.app.reaper import note
+from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.model.job import Job
 from celery_superfetch.store.history import (
     BUCKETS,
@@ -169,8 +169,8 @@ def test_passes_and_recoveries_are_summed_up(bench):
     idle, busy = bench.dead_owner(), bench.dead_owner([payload("1")])
     for owner in (idle, busy):
         bench.age(owner, 4000)
-    note(reaper, reaper.reap())
-    note(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
+    record_pass(reaper, reaper.reap())
     counts = stats.counts()
     assert (counts.passes["number"], counts.passes["owners"], counts.passes["errors"]) == (2, 4, 0)
     assert set(counts.passes) == {"number", "owners", "errors", "ms"}

@@ -1,4 +1,9 @@
-"""Results in one slot of a cluster, as the jobs are: Celery has no result backend for clusters."""
+"""Results in one slot of a cluster, as the jobs are: Celery has no result backend for clusters.
+
+Celery makes a ``RedisBackend`` in each process whose ``result_backend`` names it. A worker that
+starts calls ``check_results``. If the process dies, a result is stored or it is not, as with
+Celery's own backend.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,8 @@ class RedisBackend(redis.RedisBackend):
 
 
 def check_results(app: Any) -> None:
-    """Refuse Celery's own backend on a cluster (ConfigError). One that does not answer passes."""
+    """Raise ConfigError if the app has Celery's own result backend, and that is a cluster. A server
+    that does not answer passes."""
     if type(app.backend) is not redis.RedisBackend or "path" in app.backend.connparams:
         return
     facts: dict[str, Any] = {}
