@@ -1,5 +1,10 @@
-"""The exception that the caller of a dead-lettered job gets, and the request of that job, as its
-task would have seen it."""
+"""Rebuilds two things of a dead-lettered job: the exception that its caller gets, and the request
+that its task would have seen.
+
+``announcement`` calls both in the run of a failure notification, in a worker's pool. Nothing is
+stored here, but decoding the body may kill the process: then the notification is recovered, and its
+later runs ask for the request without the body.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,11 @@ def pill_of(job: DeadJob) -> PoisonPill:
 
 def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     """Build the request as the task would have seen it, as far as the payload can be read.
-    ``with_body``: decode the body, which may kill the process."""
+
+    Arguments:
+        with_body: decode the body, which may kill the process. Without it the request has no
+            arguments, errbacks or chord.
+    """
     if job.whole_bytes:  # its head is no message
         return Context({"id": job.task_id, "task": job.task, "hostname": job.node or job.owner})
     raw = loads(job.payload.decode())

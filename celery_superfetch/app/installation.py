@@ -1,5 +1,10 @@
 """``install(app)``: everything a Celery app needs. Other apps in the process keep stock's behavior;
 ``docs/inside/process.md`` lists what a process has only once, so that no app can have its own.
+
+The user's module calls ``install`` in each process of the app: worker, beat, producer, command.
+Celery's signals call ``configure`` whenever the app's settings were read, and ``worker/steps.py``
+when a worker is made. All of it is in memory, so a death loses nothing: the next process installs
+again.
 """
 
 from __future__ import annotations
@@ -55,9 +60,9 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
 
 App = TypeVar("App", bound=Celery)
 
-#: Settings that we give another default, each with its old name. Without them Celery acks a job
-#: before it runs, and drops it when its pool process is lost; and after a lost connection it
-#: leaves slots free for jobs that went on, which we count already.
+#: Settings that get another default, each with its old name. Without them Celery acks a job before
+#: it runs, and drops it when its pool process is lost; and after a lost connection it leaves slots
+#: free for jobs that went on, which the prefetch limit of this package counts already.
 DEFAULTS = {
     "task_acks_late": ("CELERY_ACKS_LATE", True),
     "task_reject_on_worker_lost": ("CELERY_REJECT_ON_WORKER_LOST", True),
@@ -91,8 +96,8 @@ def install(app: App, **options: Unpack[Options]) -> App:
 
 
 def _check_tasks(app: Celery) -> None:
-    """A task copies the app's settings when it is used first, or registered by hand: from Celery's
-    defaults, before ``install``, that it acks a job before it runs."""
+    """Raise ConfigError if a task was used, or registered by hand, before ``install``: it has
+    copied from Celery's defaults that it acks a job before it runs."""
     early = [
         name
         for name, task in vars(app)["_tasks"].items()
@@ -110,6 +115,7 @@ def _check_tasks(app: Celery) -> None:
 
 
 def _add(app: Celery) -> None:
+    """Add the connections, bootsteps, tasks, patches and receivers to an app, once."""
     own = symbol_by_name(app.amqp_cls)
     # By name where that is possible: an app is pickled with it.
     app.amqp_cls = f"{AMQP.__module__}:{AMQP.__name__}"
@@ -140,7 +146,8 @@ def _connect_first(signal: Any, receiver: Any) -> None:
 
 
 def configure(sender: Celery, **_: Any) -> None:
-    """Set what ``install`` was given and promises; again after whatever may have replaced it."""
+    """Set the options of ``install``, the defaults, and beat's entry; also again, since the user's
+    settings may have been read anew and have replaced them."""
     conf = sender.conf
     given = {**(conf.broker_transport_options or {}), **sender._superfetch}
     _set(conf, "broker_transport_options", {**given, "app_name": sender.main or ""})

@@ -1,4 +1,12 @@
-"""The task that beat schedules; a producer that knows it loads nothing of what it does."""
+"""The reap task: beat sends it at each interval, and a worker's pool makes one pass of the reaper
+by it. A producer that only knows the task loads no module of the reaper.
+
+``installation`` adds it to each installed app. Beat, or another scheduler, calls
+``ReapTask.apply_async``, which also moves scheduled jobs that are due to their queues. A lock lets
+one message wait at a time. If beat dies between the lock and the message, or the message is lost,
+none is sent for an hour; workers reap by themselves meanwhile. A pass that dies with its process is
+not repeated: the next pass, of any reaper, finds what is left.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +26,9 @@ from .quiet_trace import QuietTask
 
 logger = one_line_each(get_logger(__name__))
 
-LOCK_SENT = "sent"  # scope of the lock on the task's message: the one that runs takes it away
+LOCK_SENT = "sent"  # scope of the lock that beat takes for a message, and the task's run releases
 LOGGER_OF_BEAT = "celery.beat"
-WAITS = 3600  # seconds for which one that got lost holds off the next
+WAITS = 3600  # seconds until a message expires, and its lock, if no run has released it
 
 
 class RoutineLines(logging.Filter):
@@ -42,24 +50,24 @@ routine_lines = RoutineLines()
 
 
 class ReapTask(QuietTask):
-    """A task that is sent where there is something to do, and that waits once at most."""
+    """A task that is sent if an owner is registered and no message of it waits."""
 
     _last_tick = 0  # of the beat in this process
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """Send it; None where nobody is registered, or one waits already. Here and not in the
-        schedule, by which each of beat's schedulers comes: what no worker serves would pile up, and
-        keep awake whoever scales by the length of the queue."""
-        wanted = True  # whoever cannot be asked may be there again when a worker runs it
+        """Send the task; return None if no owner is registered, or a message of it waits already.
+        Every scheduler of beat calls this. If no worker served the queue, messages would pile up,
+        and an autoscaler that reads the queue's length would keep its workers."""
+        wanted = True  # a server that cannot be asked may be back when a worker runs the task
         with suppress(Exception), client_of(self.app) as client:
             from ..store.history import History
             from ..store.parked import Parked
             from ..store.registry import Registry
 
             database = database_of(self.app, client)
-            # What is due wakes up a fleet that was scaled to zero.
+            # A fleet that was scaled to zero is started again for scheduled jobs that are due.
             Parked(database).release({})
-            if "producer" in options:  # each of beat's schedulers hands its own on, and nobody else
+            if "producer" in options:  # only beat's schedulers bring their own producer
                 logging.getLogger(LOGGER_OF_BEAT).addFilter(routine_lines)
                 self._last_tick = History(database).tick(self._last_tick)
             wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
@@ -81,6 +89,8 @@ class ReapTask(QuietTask):
 
 
 def add_reap_task(app: Celery) -> None:
+    """Add the task to an app."""
+
     @app.task(
         base=ReapTask,
         name=REAP_TASK,
@@ -88,7 +98,7 @@ def add_reap_task(app: Celery) -> None:
         # Shared, it would be registered with every other app of the process.
         shared=False,
         ignore_result=True,
-        # One that is lost is made up for by the next; it must not be recovered itself.
+        # A run that is lost needs no recovery: the next one does its work.
         acks_late=False,
         reject_on_worker_lost=False,
     )

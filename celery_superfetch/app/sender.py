@@ -4,7 +4,8 @@ While a job runs, each message that the process sends is examined: is it a *step
 sends because the job ends (a callback, the next link of a chain, a chord's body, a retry), or did
 user code send it? A step is announced to the transport, which publishes it once, however often the
 job runs. If the server does not take a step, the job does not end: it goes back to its queue
-(``NotSent``), since an ack would lose the step. What user code sends raises there.
+(``NotSent``), since an ack would lose the step; only a chord's body is tried again without a limit,
+since Celery deletes a chord whose body could not be sent. What user code sends raises there.
 
 If the process dies between two steps, the job is recovered and its next run publishes the rest: the
 steps note in the owner's private list says which steps are on their queues (``step.lua``).
