@@ -2,8 +2,8 @@
 that its task would have seen.
 
 ``announcement`` calls both in the run of a failure notification, in a worker's pool. Nothing is
-stored here, but decoding the body may kill the process: then the notification is recovered, and its
-later runs ask for the request without the body.
+stored here, but decoding the body may kill the process: then the notification is recovered, and
+after ``notice.RUNS`` such deaths it asks for the request without the body.
 """
 
 from __future__ import annotations
