@@ -1,6 +1,6 @@
 """Runs a job where the pool runs it: a pool process, a thread or a greenlet.
 
-``worker.handover.run_until`` calls ``run`` with the job's claim and Celery's tracer. ``run`` gives
+``worker.run_job`` calls ``run`` with the job's claim and Celery's tracer. ``run`` gives
 the steps of the job (callbacks, links, a chord's body, a retry) ids that are the same in each run,
 lets Celery's tracer run the body and publish them, and turns what went wrong into an outcome of
 Celery's: a requeue if the server did not take a step, an ``Ignore`` if the job belongs to another

@@ -1,50 +1,20 @@
-"""A job on its way from the gate to the pool, and ``run_until``, which the pool calls to run it.
-
-If the process dies before ``run_until`` has begun, the job is in the private list, recorded as
-running since ``may_begin``: it is recovered, with a strike that it may not deserve.
-"""
+"""The former way to start jobs, by a patched ``pool.apply_async``, behind ``BY_HANDOVER``: a job on
+its way from the gate to the pool."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery.exceptions import Ignore
-
-from ..app.steps import is_tracer, run
-from ..model.permit import clock
-from ..model.step import Claim
+from ..app.steps import is_tracer
 from ..transport.deliveries import Delivery
-from .forked_children import ending_forked_children
-from .outcomes import TooLate
+from .pool_adapter import NotStarted
 
-
-class NotStarted(Ignore):
-    """Refusal of a pool's thread to start a job that the gate has withdrawn."""
-
-
-def run_until(
-    until: float, claim: Any, target: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:
-    """Run a job where the pool runs it, if its deadline has not passed.
-
-    Arguments:
-        until: the deadline, by ``clock``, which is the same in all processes of a host.
-        claim: the fields of its ``Claim``.
-        target: Celery's tracer; its arguments follow.
-
-    Returns:
-        the outcome of Celery's tracer; ``TooLate`` if the job was not started.
-    """
-    if (began := clock()) < until:
-        with ending_forked_children(args):
-            result = run(Claim(*claim), target, *args, **kwargs)
-        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
-            return *result[:2], clock() - began
-        return result
-    return TooLate()
+#: Jobs start in the former way (CI runs both).
+BY_HANDOVER = os.environ.get("SUPERFETCH_BY_HANDOVER") == "1"
 
 
 class Handover:

@@ -13,6 +13,7 @@ from celery.utils.log import get_logger
 from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
 from .prefork import request_of
+from .run_job import run_job
 from .settling import call_back
 from .unreceivable import is_trouble
 
@@ -22,6 +23,35 @@ logger = one_line_each(get_logger(__name__))
 #: flight until the worker has ended, it would be requeued without a strike, and end worker after
 #: worker.
 ENDS_OF_WORKERS = WorkerShutdown, WorkerTerminate
+
+
+def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
+    """Run a job in the worker's own process, and return its outcome: an ``ExceptionInfo`` if
+    Celery's code around the body raised an error, for which the job is to fail.
+
+    Arguments:
+        is_inline: a solo pool: there an error of the result backend's server is raised, for which
+            the worker's loop reconnects.
+        job: the arguments of ``run_job``.
+    """
+    try:
+        return run_job(*job)
+    except ENDS_OF_WORKERS as exc:
+        # A cold shutdown raises the same on top of a solo pool's job, which it has cut short.
+        if not request._already_cancelled:
+            call_back(request, is_inline, request.on_failure, info_of(exc))
+        raise
+    except Exception as exc:
+        info = info_of(exc)
+        error = exception_of(info)
+        if is_inline and is_trouble(error):
+            raise
+        logger.error(
+            "Celery failed around the body of job %s: the job has failed.",
+            request.id,
+            exc_info=error,
+        )
+        return info
 
 
 def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:

@@ -151,13 +151,10 @@ class Rounds:
         if worker is None:  # a consumer of the same process has no pool
             return
         now, started = time(), list[tuple[int, int]]()
-        for handover in list(worker.superfetch_gate.out):
-            request = handover.request
-            at = request.time_start or now
-            if handover.delivery.owner is not self.owner:
-                continue
-            if now - at > config.heartbeat_interval:
-                started.append((int(at), claim_number(handover.job.claim_id)))
+        for request in worker.superfetch_gate.running():
+            at, delivery = request.time_start or now, request.delivery
+            if delivery.owner is self.owner and now - at > config.heartbeat_interval:
+                started.append((int(at), claim_number(delivery.job.claim_id)))
         # The same as long as the same jobs run: only a change is sent.
         oldest = heapq.nsmallest(MOST_STARTED, started)
         self.owner.started_jobs = tuple((number, at) for at, number in oldest)

@@ -96,6 +96,21 @@ def run_and_pack(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return outcome
 
 
+def error_of(outcome: Any) -> Any:
+    """Return the ``ExceptionInfo`` of an error that Celery's tracer did not turn into an outcome;
+    None if there was none."""
+    if isinstance(outcome, Escaped):
+        return outcome.packed.unpack()
+    return outcome if isinstance(outcome, ExceptionInfo) else None
+
+
+def unpacked(outcome: Any) -> Any:
+    """Return an outcome of Celery's tracer as Celery has it, if ``run_and_pack`` has packed it."""
+    if isinstance(outcome, tuple) and len(outcome) == 3 and isinstance(outcome[1], Packed):
+        return outcome[0], outcome[1].unpack(), outcome[2]
+    return outcome
+
+
 def run_and_check(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a job in the worker's own process, and return an outcome (or raise an exception) that the
     worker can print and compare."""

@@ -15,8 +15,8 @@ from billiard.compat import mem_rss
 from celery.concurrency import asynpool
 
 from ..model.permit import clock
-from .handover import run_until
 from .outcomes import run_and_pack
+from .run_job import run_job
 
 #: Messages of a pool process to its worker, besides those of billiard.
 LEAVING = "superfetch-leaving"  # (pid,): it reads no more jobs
@@ -55,7 +55,7 @@ class PoolProcess(asynpool.Worker):
             if not message:
                 return message
             _, (number, _, target, args, _) = message
-            is_ours = target is run_and_pack and args[0] is run_until
+            is_ours = target is run_and_pack and args[0] is run_job
             if is_ours and args[1] <= clock():
                 self.outq.put((NOT_STARTED, (pid, number)))
                 return None

@@ -1,19 +1,27 @@
-"""The request class of a worker: finds out whether a run was cut short (its pool process was lost,
-a hard time limit, a stop), and settles the job by that: ack, requeue, recover or dead-letter.
+"""The request class of a worker. A request hands its job to the pool when the gate lets it start,
+and settles the job by the outcome that the pool reports: ack; or, if the run was cut short (its
+pool process was lost, a hard time limit, a stop), requeue, recover or dead-letter.
 
 If the worker dies before a job is settled, the job is in the private list and is recovered.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
+from weakref import ref
 
 from billiard.common import human_status
 from billiard.einfo import ExceptionInfo
+from celery import __version__ as celery_version
+from celery.app import trace
 from celery.app.task import Context
+from celery.concurrency import solo
 from celery.exceptions import (
     Reject,
+    TaskRevokedError,
     Terminated,
     TimeLimitExceeded,
     WorkerLostError,
@@ -22,7 +30,7 @@ from celery.exceptions import (
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
-from celery.worker.request import Request
+from celery.worker.request import Request, create_request_cls
 from kombu.utils.imports import symbol_by_name
 
 from ..app.chords import is_on_redis
@@ -32,9 +40,11 @@ from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY
 from ..model.log_text import one_line_each
 from ..transport.deliveries import delivery_of
+from .handover import BY_HANDOVER
 from .in_process import ENDS_OF_WORKERS
-from .outcomes import exception_of, name_of_raised
-from .stopping import SOLO, end_late_start, is_of, told_to_stop
+from .outcomes import TooLate, error_of, exception_of, name_of_raised, unpacked
+from .settling import call_back
+from .stopping import end_late_start, told_to_stop
 from .unreceivable import check_fields, settle
 
 logger = one_line_each(get_logger(__name__))
@@ -49,12 +59,17 @@ EXITED = "Worker exited prematurely: "  # how billiard begins
 OF_THE_DELIVERY = frozenset({DELIVERY, CARRIED, "redelivered"})
 
 
-class CountedRequest(Request):
-    """The request of a job that has a claim; it comes before a task's own request class.
+class LeasedRequest(Request):
+    """The request of a job that has a lease; it comes before a task's own request class.
 
     Celery requeues a job whose pool process was lost, without a count: it would kill process after
     process. This class recovers the job with a strike, so that the guard can end that.
     """
+
+    delivery: Any  # a ``Delivery``; None for what is not fetched reliably
+    deadline = 0.0  # until when the pool may begin (``clock``); 0.0: the gate has not let it start
+    starts_again = False  # its pool process received it too late
+    take: Callable[[], bool] = staticmethod(lambda: True)  # set by ``ThreadAdapter``
 
     _cut_short = ""  # the reason why its run was cut short
     _killed = False  # it is in the dead set
@@ -62,8 +77,18 @@ class CountedRequest(Request):
     _settles = False  # its run is over, and its greenlet is about to settle it
     _ended_its_worker = False  # its task raised an exception that ends a worker
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Delete the method by which the class that Celery generates for each task hands a job to
+        the pool: it calls none of its bases, and would start the job without the gate."""
+        super().__init_subclass__(**kwargs)
+        generated = cls.__qualname__.startswith(f"{create_request_cls.__name__}.")
+        if generated and "execute_using_pool" in vars(cls) and not BY_HANDOVER:
+            del cls.execute_using_pool
+
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
-        self.delivery = delivery_of(message)  # None for what is not fetched reliably
+        self.delivery = delivery_of(message)
+        if type(self).execute_using_pool is not STARTS and not BY_HANDOVER:
+            self._refuse_start(message)
         try:
             super().__init__(message, *args, **kwargs)
         except Exception:
@@ -73,8 +98,15 @@ class CountedRequest(Request):
         if self.delivery is not None:
             leases = self.delivery.owner.leases
             reports_its_start = self.task.Strategy == ASKS_FIRST
-            note = leases.reserve if reports_its_start else leases.deliver
-            note(self.delivery.lease)
+            if reports_its_start:
+                leases.reserve(self.delivery.lease)
+            else:
+                leases.deliver(self.delivery.lease)
+                if self.delivery.owner.runner.inline:
+                    # It may run within this call, which blocks the thread that sends acks. Acks
+                    # that cannot be sent before are kept and sent again.
+                    with suppress(RedisError, OSError):
+                        leases.post()
         check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
@@ -82,6 +114,135 @@ class CountedRequest(Request):
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
         message.is_read = True  # what fails from now on is the worker's fault
+
+    def _refuse_start(self, message: Any) -> NoReturn:
+        """End the worker, since Celery hands its jobs to the pool by another method than this
+        class's: they would start without the gate. The job is requeued without a strike."""
+        message.is_read = True
+        error = RuntimeError(
+            "Jobs would start without celery_superfetch's gate, and run twice after a lost "
+            f"connection: Celery (version={celery_version}) or an instrumentation has replaced "
+            f"Request.execute_using_pool (by {type(self).execute_using_pool.__qualname__}, in "
+            f"{type(self).execute_using_pool.__module__}). Install a Celery that "
+            "celery_superfetch supports, or turn the instrumentation off."
+        )
+        if self.delivery is not None:
+            self.delivery.owner.runner.failure = error
+            self.delivery.requeue()
+        raise error
+
+    # -- its start
+
+    @property
+    def may_start(self) -> bool:
+        """Whether this worker still may start the job."""
+        delivery = self.delivery
+        if delivery.owner.leases.is_former(delivery.lease):
+            return False
+        # With early ack a job that came back too late is settled already, and in no other worker.
+        return bool(self.acknowledged or delivery.lease.may_start)
+
+    def start(self) -> float:
+        """Record that the job runs; return its deadline (``clock``), 0 if it may not start now."""
+        leases, lease = self.delivery.owner.leases, self.delivery.lease
+        if self.acknowledged:
+            self.deadline = leases.deadline(lease)
+        else:
+            # With early ack the job may be settled before it runs: no start record is needed.
+            self.deadline = leases.start(lease, record=self.task.acks_late)
+        return self.deadline
+
+    def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+        """Hand the job to the pool, to begin before its deadline. Queue it at the gate if the gate
+        has not let it start: a strategy of the user has called this.
+
+        Raises:
+            TaskRevokedError: the job was revoked.
+        """
+        delivery = self.delivery
+        if delivery is None or BY_HANDOVER:
+            return super().execute_using_pool(pool, **kwargs)
+        gate, task = delivery.owner.runner, self.task
+        if not self.deadline:
+            return gate.submit(self)
+        accept = gate.adapter.accept_callback(self)
+        if self.revoked():
+            raise TaskRevokedError(self.id)
+        hard, soft = self.time_limits
+        target, args = gate.adapter.call(self)
+        result = pool.apply_async(
+            target,
+            args,
+            accept_callback=accept,
+            timeout_callback=self.on_time_limit,
+            callback=self.on_outcome,
+            error_callback=self.on_lost,
+            soft_timeout=soft or task.soft_time_limit,
+            timeout=hard or task.time_limit,
+            correlation_id=self.id,
+        )
+        self._apply_result = None if result is None else ref(result)
+        return result
+
+    def job(self, *, decoded: bool = False) -> tuple[Any, ...]:
+        """Return the arguments of ``run_job``. ``decoded``: with the body that this request has
+        decoded, which need not be one that can be pickled."""
+        tracer = trace.fast_trace_task if self.app.use_fast_trace_task else trace.trace_task_ret
+        body, content_type, encoding = self.body, self.content_type, self.content_encoding
+        if decoded:
+            body = self.message.payload if content_type else body
+            content_type = encoding = None
+        call = self.type, self.id, self.request_dict, body, content_type, encoding
+        return self.deadline, self._claim(), tracer, *call
+
+    def _claim(self) -> tuple[Any, ...]:
+        """Return the fields of the job's ``Claim``, for the process that runs it. With early ack
+        they are empty: the claim ends before the run, and the job's steps are published as in
+        stock."""
+        delivery, claimed = self.delivery, self.delivery.lease.claimed
+        (job, counters), token = claimed, claimed.token
+        if self.acknowledged or not self.task.acks_late:
+            return "", "", "", token
+        place, key = delivery.channel.place, delivery.owner.private_lists.key_of(job)
+        if counters is None:
+            return place, key, job.claim_id, token
+        return place, key, job.claim_id, token, counters.steps, counters.claimed_at
+
+    # -- callbacks of the pool
+
+    def on_outcome(self, outcome: Any) -> None:
+        """Settle the job by an outcome that the pool reports."""
+        self._call_back(self._settle_by, outcome)
+
+    def on_lost(self, exc_info: Any) -> None:
+        """Settle the job after the loss of its pool process."""
+        self._call_back(self.on_failure, exc_info)
+
+    def on_time_limit(self, soft: bool, timeout: float) -> None:
+        """Settle the job at its hard time limit; log a soft one."""
+        self._call_back(self.on_timeout, soft=soft, timeout=timeout)
+
+    def _call_back(self, callback: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call a callback; the job has left the pool after it, unless it is a soft limit."""
+        gate = self.delivery.owner.runner
+        try:
+            call_back(self, gate.inline, callback, *args, **kwargs)
+        finally:
+            if gate.adapter.ends_by_callback and not kwargs.get("soft"):
+                gate.ended(self)
+
+    def _settle_by(self, outcome: Any) -> None:
+        gate, error = self.delivery.owner.runner, None
+        if isinstance(outcome, TooLate):
+            gate.redispatch(self)
+        elif (error := error_of(outcome)) is not None:
+            self.on_failure(error)
+        else:
+            outcome = unpacked(outcome)
+            gate.run_counts.count_end(self.delivery.job.queue_list, self.type, outcome)
+            self.on_success(outcome)
+
+    # -- its end
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """End the run of a job and requeue it: called at a cold shutdown and at a lost
@@ -95,7 +256,7 @@ class CountedRequest(Request):
         try:
             super().cancel(pool, *args, **kwargs)
         except NotImplementedError:
-            if not is_of(pool, SOLO):
+            if not isinstance(pool, solo.TaskPool):
                 self._already_cancelled = False
                 logger.warning(
                     "Job %s cannot be ended: it runs in a thread. The worker waits for it.",
@@ -271,9 +432,13 @@ class CountedRequest(Request):
         return None
 
 
+#: The method that hands a job to the pool, for the check that no other one is in force.
+STARTS = LeasedRequest.execute_using_pool
+
+
 @cache
-def _counted(base: Any) -> Any:
-    return type(base.__name__, (CountedRequest, base), {})
+def _leased(base: Any) -> Any:
+    return type(base.__name__, (LeasedRequest, base), {})
 
 
 def use_our_request(worker: Any) -> None:
@@ -282,8 +447,8 @@ def use_our_request(worker: Any) -> None:
     def update_strategies() -> None:
         for task in worker.app.tasks.values():
             base = symbol_by_name(task.Request)
-            if not issubclass(base, CountedRequest):
-                task.Request = _counted(base)
+            if not issubclass(base, LeasedRequest):
+                task.Request = _leased(base)
         update()
 
     consumer.update_strategies = update_strategies

@@ -27,12 +27,16 @@ class RunCounts:
 
     def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
         """Count the end of a run, then call the pool's callback ``tell`` with its result."""
+        self.count_end(queue_list, task, result)
+        return tell(result)
+
+    def count_end(self, queue_list: str, task: str, result: Any) -> None:
+        """Count the end of a run by the result of Celery's tracer."""
         _, _, seconds = result if isinstance(result, tuple) else (False, None, None)
         # A run without a time was cut short: its greenlet was killed.
         if seconds is not None:
             failed = failure_of(result)
             self.note(queue_list, task, exception_of(failed) if failed else None, seconds)
-        return tell(result)
 
     def note(self, queue_list: str, task: str, error: BaseException | None, seconds: float) -> None:
         """Count the end of a run. ``error``: what it raised; None: it returned."""

@@ -13,6 +13,7 @@ from time import sleep
 from typing import Any
 
 from billiard.pool import ApplyResult
+from celery.concurrency import solo, thread
 from celery.concurrency.asynpool import ResultHandler
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
@@ -26,8 +27,6 @@ from ..transport.channel import Channel
 
 logger = one_line_each(get_logger(__name__))
 
-#: Modules of pools that no attribute tells from others.
-SOLO, THREADS = "celery.concurrency.solo", "celery.concurrency.thread"
 AGAIN = 0.05  # s until a signal is sent again that interrupted the loop under its lock
 LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
@@ -35,11 +34,6 @@ LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal ha
 READS = frozenset({ResultHandler._recv_message.__code__, ApplyResult._ack.__code__})
 #: Code that handles the end of a job; it runs within ``_recv_message``.
 ENDS = ApplyResult._set.__code__
-
-
-def is_of(pool: Any, module: str) -> bool:
-    """Return whether a pool is the one of a module of Celery's, or a subclass of it."""
-    return any(base.__module__ == module for base in type(pool).__mro__)
 
 
 def owners_of(worker: Any) -> list[Owner]:
@@ -136,13 +130,17 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
     if pool is not None and pool.is_green:
         # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
-    elif pool is not None and not is_of(pool, SOLO) and _is_at_work(worker, pool, frame):
+    elif (
+        pool is not None
+        and not isinstance(pool, solo.TaskPool)
+        and _is_at_work(worker, pool, frame)
+    ):
         # The handler stops the pool and joins its threads or processes. If this thread, which the
         # signal has interrupted, holds a lock that the handler or one of the threads needs, all
         # wait for ever. If it is about to learn that a job runs in a process, the handler does not
         # end that job, and waits for it.
         _again(AGAIN, number)
-    elif pool is not None and is_of(pool, SOLO) and wait > 0 and busy:
+    elif pool is not None and isinstance(pool, solo.TaskPool) and wait > 0 and busy:
         # The handler would sleep on top of the job, which is to finish in that time.
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
@@ -174,7 +172,7 @@ def _is_at_work(worker: Any, pool: Any, frame: Any) -> bool:
     """Return whether this thread reads that a pool process has started a job, or may hold the lock
     of an owner's jobs in flight, or that of a pool of threads, which it holds while a new thread
     comes up: a job that stops its worker at once may do so then."""
-    if is_of(pool, THREADS) and pool.executor._shutdown_lock.locked():
+    if isinstance(pool, thread.TaskPool) and pool.executor._shutdown_lock.locked():
         return True
     if _reads_start(frame):
         return True

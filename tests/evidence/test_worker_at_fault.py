@@ -79,6 +79,20 @@ def test_a_request_class_that_fails_ends_its_worker_and_its_jobs_wait(
 
 
 @pytest.mark.parametrize("pool", POOLS)
+def test_a_worker_whose_requests_start_by_another_method_ends_before_the_first(
+    worker, app, db, innocent, pool
+):
+    """Its jobs would start unrecorded, and however late."""
+    jobs = sent(app, 20)
+    broken = worker(pool=pool, env={"HAPPENS": "another_start"}, ready=False)
+    assert broken.wait_exit() != 0
+    assert "Jobs would start without celery_superfetch's gate" in broken.log()
+    assert "(by Request.execute_using_pool, in celery.worker.request)" in broken.log()
+    assert sorted(db.waiting()) == sorted(jobs)
+    innocent(jobs)
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_it_ends_as_well_where_a_timer_would_swallow_that(worker, app, innocent, pool):
     """A1. The job would stay in flight for as long as the worker lives."""
     broken = worker(pool=pool, env={"HAPPENS": "broken_handover"})

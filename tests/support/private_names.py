@@ -167,9 +167,12 @@ celery worker.request:Request.
     count strikes: reject(requeue=)
     give back what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
     tell who was revoked from who lost its child: _already_revoked
-    hand jobs over when they may start: _apply_result execute_using_pool(pool)~on_accepted revoked()
+    hand itself to the pool: _apply_result execute_using_pool(pool)~on_accepted revoked()
+        time_limits
     refuse a message that would end the worker: _payload
     go on where a callback of its start fails: on_accepted(pid,time)
+celery worker.request:
+    delete the method that hides a request's own start: create_request_cls(b,t,p,h,e,app=)
 celery worker.state:
     know what runs, and what waits for a slot: active_requests reserved_requests
     take a job out of Celery's books, or hand it over again: requests task_ready(request)
@@ -187,8 +190,7 @@ celery worker.
 celery concurrency.
     hand jobs over: base:BasePool.apply_async(target,args,kwargs)
     know which pool it is: base:BasePool.is_green base:BasePool.options base:BasePool.uses_semaphore
-        solo:TaskPool.__module__~celery.concurrency.solo
-        thread:TaskPool.__module__~celery.concurrency.thread
+        solo:TaskPool thread:TaskPool
     see that a thread has ended its job: thread:ApplyResult.f
     know whether a thread for a job comes up: thread:TaskPool.executor
 celery app.

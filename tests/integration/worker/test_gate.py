@@ -7,14 +7,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import kombu
 import pytest
 import redis
+from celery import signals
 
 from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.process import start_time
 from celery_superfetch.store.runs import FAILED, SUCCEEDED, Runs
 from celery_superfetch.worker import gate as gate_module
 from celery_superfetch.worker.gate import sleep_until
+from celery_superfetch.worker.request import LeasedRequest
 from support.waiting import always, eventually
 from support.workers.inside import HERE, at_rest, owner_of
 
@@ -99,7 +102,7 @@ def test_what_runs_can_be_asked_for_its_end(started, shop):
     gate = started("prefork")
     shop.run("a")
     [running] = gate.out
-    assert running.request._apply_result().terminate
+    assert running._apply_result().terminate
 
 
 def test_what_its_pool_has_forgotten_goes_back(started, shop, monkeypatch):
@@ -109,7 +112,7 @@ def test_what_its_pool_has_forgotten_goes_back(started, shop, monkeypatch):
     monkeypatch.setattr(running.delivery, "requeue", lambda: back.append("a"))
     gate.requeue(object())
     assert (gate.out, back) == ({running}, [])
-    gate.requeue(running.request)
+    gate.requeue(running)
     assert (gate.out, back) == (set(), ["a"])
 
 
@@ -117,10 +120,10 @@ def test_a_soft_time_limit_is_not_the_end_of_a_job(started, shop):
     gate, told = started("prefork"), []
     shop.run("a")
     [running] = gate.out
-    gate._call_and_end(running, lambda **how: told.append(how), soft=True)
+    running._call_back(lambda **how: told.append(how), soft=True)
     assert told == [{"soft": True}]
     assert gate.out == {running}
-    gate._call_and_end(running, told.append, "the end")
+    running._call_back(told.append, "the end")
     assert told[1:] == ["the end"]
     assert not gate.out
 
@@ -131,13 +134,13 @@ def test_that_the_server_is_away_is_the_consumers_to_hear(
 ):
     """Its consumer connects again, and claims the job that had not begun; that is not its fault."""
     gate = started(pool)
-    process = gate._process
+    revoked = LeasedRequest.revoked
 
     def away(request: Any) -> None:
-        monkeypatch.setattr(gate, "_process", process)
+        monkeypatch.setattr(LeasedRequest, "revoked", revoked)
         raise redis.ConnectionError("away")
 
-    monkeypatch.setattr(gate, "_process", away)
+    monkeypatch.setattr(LeasedRequest, "revoked", away)
     shop.note.delay("a")
     eventually(lambda: "a" in ledger.finishes())
     eventually(lambda: at_rest(gate) and db.settled())
@@ -149,14 +152,14 @@ def test_a_job_that_cannot_be_sent_to_a_process_is_put_aside_and_its_slot_is_fre
     started, shop, ledger, db, monkeypatch, caplog
 ):
     gate = started("prefork")
-    hand = gate._apply
+    hand = gate.pool.apply_async
 
     def refused(*_: Any, **__: Any) -> None:
-        monkeypatch.setattr(gate, "_apply", hand)
+        monkeypatch.setattr(gate.pool, "apply_async", hand)
         raise ValueError("not this one")
 
     monkeypatch.setattr(gate_module, "drop_unsendable", lambda *_: True)
-    monkeypatch.setattr(gate, "_apply", refused)
+    monkeypatch.setattr(gate.pool, "apply_async", refused)
     shop.note.delay("a")
     eventually(lambda: len(db.dead()) == 1)
     why = db.dead()[0]["reason"]
@@ -170,29 +173,39 @@ def test_a_job_that_cannot_be_sent_to_a_process_is_put_aside_and_its_slot_is_fre
 
 
 @pytest.mark.parametrize("pool", HERE)
-def test_before_a_batch_that_may_take_long_a_solo_loop_sends_its_acks(started, monkeypatch, pool):
-    gate, posts, ends = started(pool), [], []
-    monkeypatch.setattr(owner_of(gate).leases, "post", lambda: posts.append("acks"))
-    gate.apply_async(add, (1,), {"b": 2}, callback=ends.append)
-    eventually(lambda: ends == [3])
-    assert posts == ["acks"] * (pool == "solo")
+def test_before_a_batch_that_may_take_long_a_solo_loop_sends_its_acks(
+    started, shop, ledger, monkeypatch, pool
+):
+    """Its strategy may run it within the delivery of its last job."""
+    gate, events = started(pool), []
+    gate.worker.app.tasks["shop.note"].Strategy = "batches:Strategy"
+    leases = owner_of(gate).leases
+    deliver, post = leases.deliver, leases.post
+    monkeypatch.setattr(leases, "deliver", lambda lease: events.append("job") or deliver(lease))
+    monkeypatch.setattr(leases, "post", lambda: events.append("acks") or post())
+
+    def received(**_: Any) -> None:
+        events.append("received")
+
+    signals.task_received.connect(received)
+    shop.ran("a")
+    sent = events[events.index("job") : events.index("received")]
+    assert sent == ["job"] + ["acks"] * (pool == "solo")
 
 
 @pytest.mark.parametrize("pool", ["prefork", *HERE])
-def test_what_is_no_job_of_ours_goes_to_the_pool_as_it_is(started, pool):
-    gate, ends, fails = started(pool), [], []
-    told = {"callback": ends.append, "error_callback": fails.append}
-    gate.apply_async(add, (1,), {"b": 2}, **told)
-    eventually(lambda: ends == [3])
-    gate.apply_async(add, (1, "2"), **told)
-    eventually(lambda: fails)
-    assert len(ends) == 1
-
-
-def test_a_batch_that_fails_and_does_not_hear_of_it_is_told_in_the_log(started, caplog):
-    gate = started("prefork")
-    gate.apply_async(add, (1, "2"))
-    eventually(lambda: "A batch that add ran was lost, or failed: " in caplog.text)
+def test_a_broadcast_has_no_claim_and_waits_for_a_slot_as_well(started, shop, ledger, pool):
+    gate = started(pool)
+    app = gate.worker.app
+    app.control.add_consumer("radio", "radio", "fanout", reply=True, timeout=5)
+    radio = kombu.Exchange("radio", "fanout")
+    shop.run("a")
+    app.tasks["shop.note"].apply_async(("b",), exchange=radio, routing_key="", queue=None)
+    always(lambda: "b" not in ledger.starts(), during=0.2)
+    ledger.release("a")
+    eventually(lambda: "b" in ledger.finishes())
+    eventually(lambda: at_rest(gate))
+    assert ledger.runs() == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("late", [0.05, 0, -1])

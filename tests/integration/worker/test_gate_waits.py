@@ -57,7 +57,7 @@ def test_a_job_that_has_left_while_it_waits_does_not_start_here(started, shop, l
     assert "does not start here: this worker no longer holds it" in caplog.text
     eventually(lambda: at_rest(gate) and db.settled())
     assert ledger.runs()["b"] == 1, "it went back to its queue"
-    assert first.request.acknowledged
+    assert first.acknowledged
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["late ack", "early ack"])
@@ -69,7 +69,7 @@ def test_beside_a_suspect_that_runs_alone_nothing_starts(started, shop, ledger, 
     [waiting] = waits(gate)
     if early:
         acknowledge(gate, waiting)
-    [alone] = [out.job for out in gate.out if "'a'" in out.request.argsrepr]
+    [alone] = [out.delivery.job for out in gate.out if "'a'" in out.argsrepr]
     Driver.of(owner_of(gate)).run_solo(alone, seconds=600)
     with caplog.at_level(logging.INFO):
         ledger.release("b")
@@ -101,7 +101,7 @@ def test_the_slot_of_who_does_not_start_is_free_again(started, shop, ledger, db,
         shop.note.delay("a")
         [waiting] = waits(gate)
         if way == "revoked":
-            state.revoked.add(waiting.request.id)
+            state.revoked.add(waiting.id)
         else:
             waiting.delivery.requeue()
     shop.run("b", "c")
@@ -128,9 +128,11 @@ def test_until_then_it_waits_and_nobody_takes_it_for_one_that_runs(
     gate = started(pool)
     with ExitStack() as pause:
         late(gate, monkeypatch, act=lambda: pause.enter_context(paused(gate)))
+        redispatch, again = gate.redispatch, []
+        monkeypatch.setattr(gate, "redispatch", lambda r: [redispatch(r), again.append(r)])
         shop.note.delay("a")
-        eventually(lambda: gate._waiting and gate._waiting[0].waited, message="it waits again")
-        request = gate._waiting[0].request
+        eventually(lambda: again and gate._waiting, message="it waits again")
+        request = gate._waiting[0]
         assert (request.time_start, request.worker_pid, request._apply_result) == (None,) * 3
         assert request in state.reserved_requests
         assert request not in state.active_requests
@@ -156,9 +158,10 @@ def test_who_comes_too_late_and_has_no_channel_goes_back(
     gate._waiting.clear()
     with monkeypatch.context() as lost:
         lost.setattr(waiting.delivery.channel, "closed", True)
-        gate.take_back(waiting.request)
-    assert waiting.request.acknowledged
-    assert (waiting.request in state.reserved_requests) is early
+        gate.redispatch(waiting)
+        gate.ended(waiting)
+    assert waiting.acknowledged
+    assert (waiting in state.reserved_requests) is early
     ledger.release("a")
     eventually(lambda: "b" in ledger.finishes())
     eventually(lambda: at_rest(gate) and db.settled())

@@ -16,11 +16,11 @@ from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous import Hub
 
 from celery_superfetch.model.permit import clock
-from celery_superfetch.worker.handover import run_until
 from celery_superfetch.worker.outcomes import TooLate, run_and_pack
 from celery_superfetch.worker.pool_process import PoolProcess
 from celery_superfetch.worker.pool_slots import PoolSlots
 from celery_superfetch.worker.prefork import keep_what_runs
+from celery_superfetch.worker.run_job import run_job
 from support.waiting import eventually
 
 CLAIM = ("", "", "", 0)  # none that could hand on a step
@@ -84,7 +84,7 @@ class Bench:
         due = clock() + (-1 if late else 60)
         self.pool.apply_async(
             run_and_pack,
-            (run_until, due, CLAIM, *(call or (os.getpid,))),
+            (run_job, due, CLAIM, *(call or (os.getpid,))),
             accept_callback=request.on_accepted,
             callback=request.on_success,
         )

@@ -38,6 +38,7 @@ from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
 from celery_superfetch.worker.pool_process import PoolProcess
+from celery_superfetch.worker.request import LeasedRequest
 from support.apps.build import STEP
 from support.driver import Driver
 from support.interventions import call_before_acks
@@ -318,6 +319,11 @@ def broken_handover() -> None:
             raise KeyError("tenant")
 
     Task.Request = Broken
+
+
+def another_start() -> None:
+    """Celery, or an instrumentation, starts jobs by another method than the request's own."""
+    del LeasedRequest.execute_using_pool
 
 
 def no_looks() -> None:

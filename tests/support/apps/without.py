@@ -38,14 +38,20 @@ from celery_superfetch.transport import channel, frugal, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
-from celery_superfetch.worker import handover as starts
 from celery_superfetch.worker import maintenance as maintenance_of
-from celery_superfetch.worker import prefork, steps, stopping, unknown_tasks, unreceivable
+from celery_superfetch.worker import (
+    pool_adapter,
+    prefork,
+    run_job,
+    steps,
+    stopping,
+    unknown_tasks,
+    unreceivable,
+)
 from celery_superfetch.worker import request as request_of_jobs
 from celery_superfetch.worker import settling as settling_of_jobs
-from celery_superfetch.worker.handover import Handover
 from celery_superfetch.worker.maintenance import MaintenanceThread
-from celery_superfetch.worker.request import CountedRequest
+from celery_superfetch.worker.request import LeasedRequest
 from support import interventions
 
 
@@ -152,8 +158,13 @@ def reading() -> None:
 
 def handover() -> None:
     """Jobs start whatever became of them meanwhile."""
-    Handover.is_ours = property(lambda _: True)
-    Handover.may_begin = lambda _: permit.clock() + 60.0
+    LeasedRequest.may_start = True
+
+    def start(request: Any) -> float:
+        request.deadline = permit.clock() + 60.0
+        return float(request.deadline)
+
+    LeasedRequest.start = start
 
 
 def an_end_of_trust() -> None:
@@ -327,7 +338,7 @@ def half_a_result() -> None:
 def pool_slots() -> None:
     """A slot of a pool is a process that is to be there, and what has not begun is a task of its
     process."""
-    before_the_pool.PoolSlots = lambda *_: None
+    pool_adapter.PoolSlots = lambda *_: None
     steps.report_from_processes = lambda pool: None
 
 
@@ -348,19 +359,19 @@ def dead_children() -> None:
 
 def cancelled() -> None:
     """Nobody notices that the result backend was not told of a cancelled job."""
-    CountedRequest.__setattr__ = lambda request, name, value: (
+    LeasedRequest.__setattr__ = lambda request, name, value: (
         None if name == "_already_cancelled" else object.__setattr__(request, name, value)
     )
 
 
 def settling() -> None:
     """What Celery cancels is ended also where its run is over, and only its ack is not sent."""
-    CountedRequest._settles = property(lambda _: False, lambda *_: None)
+    LeasedRequest._settles = property(lambda _: False, lambda *_: None)
 
 
 def outlived() -> None:
     """A child that dies after it outlived a signal was ended on purpose, whatever it runs."""
-    CountedRequest._was_told = True
+    LeasedRequest._was_told = True
 
 
 def drill_header() -> None:
@@ -380,7 +391,7 @@ def _as_it_is(run: Any, *args: Any, **kwargs: Any) -> Any:
 
 def plain_outcomes() -> None:
     """What a task raises comes to the worker as it is."""
-    before_the_pool.run_and_pack = before_the_pool.run_and_check = _as_it_is
+    pool_adapter.run_and_pack = pool_adapter.run_and_check = _as_it_is
 
 
 def own_errors() -> None:
@@ -409,7 +420,7 @@ def bad_messages() -> None:
 
 def freed_slots() -> None:
     """A job whose settling fails keeps its slot."""
-    before_the_pool.call_back = lambda request, inline, callback, *args, **kwargs: callback(
+    request_of_jobs.call_back = lambda request, inline, callback, *args, **kwargs: callback(
         *args, **kwargs
     )
 
@@ -442,7 +453,7 @@ def ends_of_chords() -> None:
 
 def second_runs() -> None:
     """What lost its child after its result was stored is acked, also a part of a chord."""
-    del CountedRequest._success_was_stored
+    del LeasedRequest._success_was_stored
 
 
 def handing_on() -> None:
@@ -521,7 +532,7 @@ def free_locks() -> None:
 
 def ends_of_forked_children() -> None:
     """A process that a job forks may go on into the worker, and watches its parent's sockets."""
-    starts.ending_forked_children = lambda args: contextlib.nullcontext()
+    run_job.ending_forked_children = lambda args: contextlib.nullcontext()
     before_the_pool.end_forked_child = lambda pid: None
     poller.Poller.leave_to_parent = lambda self: None
 

@@ -37,12 +37,12 @@ def paused(gate: Gate) -> Iterator[None]:
 
 
 def waits(gate: Gate, count: int = 1) -> list[Any]:
-    """The jobs that wait for a slot, as soon as there are so many."""
+    """The requests that wait for a slot, as soon as there are so many."""
     eventually(lambda: len(gate._waiting) == count, message=f"{count} wait for a slot")
     return list(gate._waiting)
 
 
 def acknowledge(gate: Gate, waiting: Any) -> None:
     """As with early ack, of a job that was begun and came too late."""
-    with gate._turn:
-        waiting.request.acknowledge()
+    with gate._pump_lock:
+        waiting.acknowledge()

@@ -10,7 +10,7 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, Reject
 
-from celery_superfetch.worker.handover import NotStarted
+from celery_superfetch.worker.pool_adapter import NotStarted
 
 IMPORTED_BY = os.getpid()  # the MainProcess, also where its pool's processes look
 

@@ -8,23 +8,23 @@ import sys
 import pytest
 
 from celery_superfetch.model.permit import clock
-from celery_superfetch.worker.gate import run_until
 from celery_superfetch.worker.outcomes import TooLate
+from celery_superfetch.worker.run_job import run_job
 
 CLAIM = ("", "", "", 0)  # none that could hand on a step
 
 BEGIN = """
 import sys
-from celery_superfetch.worker.gate import run_until
-run_until(float(sys.argv[1]), ("", "", "", 0), print, "begun")
+from celery_superfetch.worker.run_job import run_job
+run_job(float(sys.argv[1]), ("", "", "", 0), print, "begun")
 """
 
 
 def test_the_process_that_runs_it_looks_at_its_clock():
     """B. It asks nobody: past the time it says so, and has not begun."""
     ran: list[str] = []
-    assert run_until(clock() + 60, CLAIM, ran.append, "in time") is None
-    assert isinstance(run_until(clock(), CLAIM, ran.append, "too late"), TooLate)
+    assert run_job(clock() + 60, CLAIM, ran.append, "in time") is None
+    assert isinstance(run_job(clock(), CLAIM, ran.append, "too late"), TooLate)
     assert ran == ["in time"]
 
 
