@@ -32,6 +32,7 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request, create_request_cls
 from kombu.utils.imports import symbol_by_name
+from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
