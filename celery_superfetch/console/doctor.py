@@ -168,19 +168,25 @@ def _of_stray(stray: Stray) -> str:
 
 
 def _tasks(app: Celery, inspector: Inspector, seen: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of what waits in the queues of the app, and of its workers, at both ends."""
+    """Yield which jobs of the app's queues, and of its workers' queues, are of tasks that the app
+    does not know. At both ends of each list, and at the parked jobs that are due next."""
     queues, registry = inspector.queues, app.tasks
     owners = [owner for owner in seen["owners"] if owner["app"] == (app.main or "")]
     ours = {name for owner in owners for name in owner["queues"]}
     rows = [
         row
         for row in seen["queues"]
-        if row["length"] and (row["queue"] in app.amqp.queues or row["list"] in ours)
+        if (row["length"] or row["parked"])
+        and (row["queue"] in app.amqp.queues or row["list"] in ours)
     ]
     unknown: dict[str, Counter[str]] = {}
     size = 0
-    for row in sorted(rows, key=lambda row: row["length"], reverse=True)[:LISTS]:
-        for payload in queues.ends(row["list"], ENDS):
+    fullest = sorted(rows, key=lambda row: (row["length"] or 0) + row["parked"], reverse=True)
+    for row in fullest[:LISTS]:
+        payloads = queues.ends(row["list"], ENDS) if row["length"] else []
+        if row["parked"]:
+            payloads = [*payloads, *inspector.parked.first(row["list"], ENDS)]
+        for payload in payloads:
             size += len(payload)
             task = parse(payload).task
             if task is not None and task not in registry:

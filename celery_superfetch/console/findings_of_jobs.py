@@ -11,7 +11,7 @@ from ..model.foreign import one_line
 from ..model.strikes import STOPS_NAMED
 from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import LATELY, LONG_RUN_S, NEAR, by_queue
+from .overview import LATELY, LONG_RUN_S, NEAR, OVERDUE_S, by_queue
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
@@ -35,6 +35,11 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
         if row["waiting"]:
             since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
             text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
+            yield Finding("critical", "no-consumer", text, fix)
+        if row["overdue"] > OVERDUE_S:
+            late = span(row["overdue"])
+            jobs = number(row["parked"], "scheduled job")
+            text = f"queue {queue}: {jobs}, the next due {late} ago, {unserved}"
             yield Finding("critical", "no-consumer", text, fix)
         if row["probation"]:
             text = f"queue {queue}: {number(row['probation'], 'job')} on probation, {unserved}"

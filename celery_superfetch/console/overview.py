@@ -40,6 +40,10 @@ LONG_RUNS_BATCH = 1000
 #: Seconds for which it is told that a worker died and has not come back, or that a job was killed.
 LATELY = 3600
 
+#: Seconds after which a scheduled job that is due counts as left behind. Workers move due jobs once
+#: a second, and within six seconds those that a worker parked which has died.
+OVERDUE_S = 10
+
 
 def overview_of(inspector: Inspector) -> dict[str, Any]:
     """All there is to see, as one document; it changes nothing."""
@@ -67,7 +71,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "owners": len(tombstones),
             "in_flight": sum(holding.in_flight for holding in left.values()),
         },
-        "queues": queue_rows(inspector, owners_lists, served),
+        "queues": queue_rows(inspector, owners_lists, served, now),
         "dead_set": {
             "size": len(inspector.dead_set),
             "of_app": inspector.dead_set.of_app(),
@@ -297,10 +301,13 @@ def state_of(facts: Facts, age: float) -> str:
 
 
 def queue_rows(
-    inspector: Inspector, owners_lists: Iterable[str], consumers: Mapping[str, Counter[str]]
+    inspector: Inspector,
+    owners_lists: Iterable[str],
+    consumers: Mapping[str, Counter[str]],
+    now: int,
 ) -> list[dict[str, Any]]:
-    """Queue lists, with what is in them; ``owners_lists`` beside those of the app, and those that
-    nobody may serve any more are known by what is in them."""
+    """Queue lists, with what is in them, at a time (server ms); ``owners_lists`` beside those of
+    the app, and those that nobody may serve any more are known by what is in them."""
     seen = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
     lists = {*inspector.lists, *owners_lists, *chain.from_iterable(seen)}
     # Queues whose last worker left within a week: they are shown while they have jobs.
@@ -325,6 +332,8 @@ def queue_rows(
             # Nor are those that wait for their time; and when the next of them is due.
             "parked": parked[name],
             "next_due": utc(due[name] / 1000) if name in due else None,
+            # Seconds since the next of them was due: no process has moved it to its queue.
+            "overdue": max(0.0, (now - due[name]) / 1000) if name in due else 0.0,
             "oldest": ages.get(name),
             "consumers": states["running"],
             # Owners that have the list and start no job: state -> how many.
@@ -345,11 +354,13 @@ def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     queues: dict[str, dict[str, Any]] = {}
     for row in rows:
         fresh: dict[str, Any] = {"waiting": 0, "probation": 0, "parked": 0, "next_due": None}
-        fresh |= {"oldest": None, "consumers": 0, "not_consuming": {}, "error": None}
+        fresh |= {"overdue": 0.0, "oldest": None, "consumers": 0, "not_consuming": {}}
+        fresh |= {"error": None}
         queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
         queue["waiting"] += row["length"] or 0
         queue["probation"] += row["probation"]
         queue["parked"] += row["parked"]
+        queue["overdue"] = max(queue["overdue"], row["overdue"])
         dues = filter(None, (queue["next_due"], row["next_due"]))
         queue["next_due"] = min(dues, default=None)  # ISO 8601 of one zone has their order
         if row["oldest"] is not None:
@@ -363,6 +374,7 @@ def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if queue["oldest"] is None and not queue["waiting"]:
             queue["oldest"] = 0.0
         wanted = queue["error"] or queue["waiting"] or queue["probation"]
+        wanted = wanted or queue["overdue"] > OVERDUE_S
         queue["unserved"] = bool(wanted and not queue["consumers"])
     each = queues.values()
     return sorted(

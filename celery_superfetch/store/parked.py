@@ -1,10 +1,12 @@
-"""Parked jobs: jobs with an ETA that wait in Redis, in no worker's memory and in no private list.
+"""Parked jobs: they wait in Redis for their time, in no worker's memory and in no private list. A
+job is parked if its ETA is far, or if it cannot run now: no worker that claimed it knows its task,
+or it is a failure notification that is to be tried later.
 
-The owner (the process that has claimed such a job into its private list) parks it: ``park`` makes
-the call, and the owner's leases send it. Each worker's release thread calls ``release`` when a job
-is due, once a second at most; beat's process calls it each time it is about to send the reap task.
-If a worker gets the revoke of a parked job, its maintenance thread calls ``call``. `superfetch
-drain` calls ``release_all``, and the console reads.
+The owner (the process that has claimed such a job into its private list) parks it: ``park`` or
+``postpone`` makes the call, and the owner's leases send it. Each worker's release thread calls
+``release`` when a job is due, once a second at most; beat's process calls it each time it is about
+to send the reap task. If a worker gets the revoke of a parked job, its maintenance thread calls
+``call``. `superfetch drain` calls ``release_all``, and the console reads.
 
 Each move is one script: if the process dies, a job is either in its private list or parked, and
 either parked or on its queue. What is still due is released by any other worker, or by beat.
@@ -19,7 +21,7 @@ from itertools import chain
 from math import inf
 from typing import Any, NamedTuple
 
-from ..model.job import Job, claim_number, parse
+from ..model.job import Job, claim_number, digest, parse
 from .database import Structure
 from .redis.call import Call
 
@@ -56,15 +58,34 @@ class Parked(Structure):
 
     def park(self, jobs: Mapping[Job, int]) -> Call:
         """Return the call that parks claimed jobs, each until its time (server ms). All are of one
-        owner and one queue list."""
+        owner and one queue list. Its reply lists the jobs that were not in the private list, as
+        positions from 1."""
+        return self._call(jobs, is_retry=False)
+
+    def postpone(self, jobs: Mapping[Job, int]) -> Call:
+        """Return the call that parks claimed jobs which cannot run now, each for so many ms. It
+        counts a requeue in the history of each. Otherwise it is as ``park``."""
+        return self._call(jobs, is_retry=True)
+
+    def _call(self, jobs: Mapping[Job, int], *, is_retry: bool) -> Call:
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
-        names = [keys.private(owner), keys.parked_of(queue_list), keys.parked]
-        args: list[Any] = [queue_list]
+        names = [keys.private(owner), keys.parked_of(queue_list), keys.parked, keys.recovered]
+        names += [keys.stats, keys.stats_rows]
+        args: list[Any] = [queue_list, int(is_retry), int(self.config.strike_window)]
         nonce = owner.rpartition("|")[2]  # an owner's name is host|pid|nonce
         for job, due in jobs.items():
             name = f"{nonce}-{claim_number(job.claim_id)}"
-            args += [job.claim_id, due, f"{json.dumps(parse(job.payload).task_id)} {name}\n"]
+            task, id = parse(job.payload)[1:3]
+            task_name = self.database.counted_as(task) if is_retry else ""
+            args += [job.claim_id, due, f"{json.dumps(id)} {name}\n", task_name]
+            if is_retry:
+                names.append(keys.recoveries(digest(job.payload)))
         return Call("park", names, args)
+
+    def first(self, queue_list: str, count: int) -> list[bytes]:
+        """Return the messages of the parked jobs of a queue list that are due next."""
+        members = self.client.zrange(self.keys.parked_of(queue_list), 0, count - 1)
+        return [member.partition(b"\n")[2] for member in members]
 
     def release(self, expires: Mapping[str, int], ahead: float = 0) -> Released:
         """Move jobs that are due within ``ahead`` ms to the front of their queues; a suspect goes

@@ -10,6 +10,7 @@ list, and runs again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,19 @@ class Delivery:
         if self.is_open:
             self.drop()
             self.channel.fetch.requeue([self.lease], where)
+
+    def postpone(self, seconds: float) -> None:
+        """Park the job, which cannot run now: after so many seconds it returns to its queue. If the
+        process dies before that is sent, the reaper recovers the job."""
+        if not self.is_open:
+            return
+        self.drop()
+        leases, channel = self.owner.leases, self.channel
+        leases.postpone(self.lease, seconds)
+        if channel.closed or not channel.consumes:  # no tick follows that would send it
+            # After an error it stays pending, and the next send has it.
+            with suppress(*channel.connection_errors, channel.ResponseError):
+                leases.flush()
 
     def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
         """End the job by a method of ``Settlement`` (recovered, or moved to the dead set); return
@@ -174,7 +188,7 @@ class QoS:
 
     def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        if fetch.owner.stopping or fetch.owner.leases.stops_claims:
+        if fetch.owner.stopping:
             return 0
         backlog_count = len(fetch.backlog)
         if counts_slots:

@@ -1,9 +1,10 @@
 """Keeps jobs that Celery would discard: of an unknown task, undecodable, or invalid. In a rolling
 deploy workers with the old code claim jobs that need the new one.
 
-Such a job is requeued after a pause, while another live worker of its queue has other tasks; else
-it is dead-lettered. If the worker dies in the pause, the job is in the private list and is
-recovered.
+While another live worker of its queue has other tasks, such a job is parked: after a pause it
+returns to its queue, where a worker that knows its task may claim it. Otherwise it is
+dead-lettered. In the pause the job is on the server, and in no worker. If the worker dies before
+the park is sent, the job is in the private list and is recovered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from celery.utils.log import get_logger
 from ..app.chords import fail_part
 from ..model.facts import Facts
 from ..model.foreign import kind_of, message_of
-from ..model.job import Job
 from ..model.log_text import one_line_each
 from ..model.words import command
 from ..store.registry import Registry
@@ -33,14 +33,9 @@ logger = one_line_each(get_logger(__name__))
 
 RETURNS = 40  # requeues of a job, for any reason, after which no worker is expected to know it
 
-#: Longest pause (s) before a job is requeued; the first is 1 s, each next one 1 s longer. Without a
-#: pause it would go round and round. All together they are a quarter of an hour.
+#: Longest pause (s) for which a job is parked; the first is 1 s, each next one 1 s longer. Without
+#: a pause workers would claim it without end. All together they are a quarter of an hour.
 LONGEST_PAUSE = 30
-
-MOST_WAITING = 1000  # jobs of unknown tasks, about, that wait in memory to be requeued
-#: Bytes of their messages, about: a producer may send large ones, and the worker's memory is that
-#: of all its jobs.
-MOST_WAITING_BYTES = 64 * 1024 * 1024
 
 REMEMBERED = 3.0  # s for which the list of other workers is reused
 
@@ -52,7 +47,6 @@ class Discards:
         self.worker = worker
         self._others: list[Facts] = []
         self._asked_at = -REMEMBERED
-        self._waiting: dict[Job, Delivery] = {}
         for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
             discard = getattr(worker.consumer, name)
             setattr(worker.consumer, name, partial(self._instead_of, discard))
@@ -73,7 +67,7 @@ class Discards:
         why = "no other live worker of its queue has other tasks"
         if other := self._who_may_know(delivery):
             if returns < RETURNS:
-                return self._return(delivery, here, returns, other)
+                return self._postpone(delivery, here, returns, other)
             why = f"it went back to its queue {returns} times"
         owner = delivery.owner
         if not is_unknown:
@@ -103,37 +97,20 @@ class Discards:
             request = Context({**(embed or {}), **(message.headers if is_v2 else {})})
             fail_part(self.worker.app.backend, request, NotRegistered(*exc.args))
 
-    def _return(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
-        """Requeue a job after a pause, in which it occupies no place in the prefetch, like one with
-        an ETA. ``here``: why this worker cannot run it; ``other``: the worker that may."""
+    def _postpone(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
+        """Park a job for a pause. ``here``: why this worker cannot run it; ``other``: the worker
+        that may."""
+        pause = min(returns + 1, LONGEST_PAUSE)
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s goes back to its queue: %s. Worker %s has other tasks, and may know it.",
+            "Job %s is scheduled for its queue again in %d s: %s. Worker %s has other tasks, and "
+            "may know it.",
             delivery.job.title,
+            pause,
             here,
             other.node or other.owner,
         )
-        delivery.owner.leases.reserve(delivery.lease)
-        self._waiting[delivery.job] = delivery
-        if self._too_many_wait():  # Celery 5.5 clears its timer at a lost connection
-            self._waiting = {job: held for job, held in self._waiting.items() if held.is_open}
-        if self._too_many_wait():
-            delivery.owner.leases.stop_claims(delivery.lease)
-        qos = self.worker.consumer.qos
-        qos.increment_eventually()
-
-        def requeue() -> None:
-            self._waiting.pop(delivery.job, None)
-            qos.decrement_eventually()
-            delivery.requeue("back")
-
-        pause = min(returns + 1, LONGEST_PAUSE)
-        self.worker.consumer.timer.call_after(pause, requeue)
-
-    def _too_many_wait(self) -> bool:
-        jobs = [*self._waiting]
-        size = sum(len(job.payload) for job in jobs)
-        return len(jobs) > MOST_WAITING or size > MOST_WAITING_BYTES
+        delivery.postpone(pause)
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
         """Find a live worker with other tasks that consumes the job's queue."""

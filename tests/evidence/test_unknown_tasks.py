@@ -9,7 +9,6 @@ import pytest
 from celery import Celery
 from celery.exceptions import NotRegistered
 
-from support.servers.faults import kill_connections
 from support.waiting import always, eventually
 
 #: A task of the app `builder`, which the shop does not have.
@@ -85,37 +84,73 @@ def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
     assert client.hget("superfetch:stats", "requeued") == b"1"
 
 
-def test_no_more_than_a_thousand_wait_in_one_worker(worker, app, db, client):
-    """They take no place from others, so that a queue full of them would all be in its memory."""
-    worker(name="one", app="hung"), worker(name="two")
-    client.rpush("celery", *[returned(app, client, 25)] * 4000)
-
-    def held() -> list[int]:
-        return [len(names) for names in db.held().values()]
-
-    eventually(lambda: min(held(), default=0) > 1000, message="both have as many as they may")
-    # With what was claimed together with the last, or by a read that waited.
-    always(lambda: max(held()) < 1100, 2.0)
-
-
-def test_those_that_a_lost_connection_gave_back_do_not_count_any_more(
-    worker, app, ledger, db, client
-):
-    """Celery 5.5 forgets at each what was to give them back. Beyond a thousand each held up all."""
+def test_they_wait_in_redis_and_hold_up_no_others(worker, app, ledger, db, client):
+    """A queue full of them costs a worker neither memory nor a place in its prefetch."""
     one, other = worker(name="one", app="hung"), worker(name="two")
     eventually(lambda: len(db.owners()) == 2)
     other.freeze()
-    returned(app, client, 35, 900)  # each waits for longer than this test
-
-    def waiting() -> int:
-        return max(len(jobs) for jobs in db.held().values())
-
-    eventually(lambda: waiting() > 890)  # a read of the frozen one has got some, too
-    kill_connections(client)
-    one.wait_log("Connection to broker lost")
+    returned(app, client, 25, 2000)  # each waits for longer than this test
     app.send_task("shop.note", ("behind",))
-    eventually(lambda: ledger.runs() == {"behind": 1}, 15)
-    eventually(lambda: waiting() > 890, message="they wait as before")
+    eventually(lambda: ledger.runs() == {"behind": 1}, 30)
+
+    def held_by(owner: str) -> int:
+        return len(db.held().get(owner, ()))
+
+    taken = "a read of the frozen one has got some, too"
+    eventually(lambda: len(db.parked()) > 1900, 60, message=taken)
+    [awake] = [owner for owner in db.owners() if f"|{one.pid}|" in owner]
+    eventually(lambda: held_by(awake) == 0, message="this worker has none of them")
+
+
+def test_a_worker_that_dies_leaves_them_to_one_that_knows_the_task(worker, app, ledger, db):
+    """By kill -9, while they wait: they are on the server, and no strike follows."""
+    old, other = worker(name="old", app="hung"), worker(name="other")
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
+    other.freeze()
+    jobs = [f"n{number}" for number in range(6)]
+    for job in jobs:
+        app.send_task(NEW, (job,))
+    eventually(lambda: len(db.parked()) >= len(jobs) - 1, message="the frozen one may have one")
+    old.die(), other.die()
+    worker(name="new", app="builder")
+    eventually(lambda: {*jobs} <= {*ledger.finishes()}, 40)
+    assert set(ledger.runs().values()) == {1}
+    assert not db.dead()
+    assert not any(int(row.get("strikes", 0)) for row in db.counters())
+
+
+def test_they_are_told_of_while_they_wait(worker, app, db, cli):
+    """`doctor` names their task, and once they are due and no process is left, `status` does not
+    say that all is well."""
+    old, other = worker(name="old", app="hung"), worker(name="other")
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
+    other.freeze()
+    app.send_task(NEW, ("a",))
+    eventually(lambda: len(db.parked()) == 1)
+    assert NEW in cli("doctor", code=1).out
+    old.die(), other.die()
+
+    def told() -> bool:
+        found = cli("status", "--json").json()["findings"]
+        texts = [finding["text"] for finding in found if finding["code"] == "no-consumer"]
+        return any("1 scheduled job, the next due" in text for text in texts)
+
+    eventually(told, 60, every=2)
+
+
+@pytest.mark.parametrize("without", ["", "pauses"], ids=["with", "control"])
+def test_a_job_that_no_worker_knows_is_not_claimed_without_end(worker, app, db, client, without):
+    """The control: it goes round forty times at once, and is dead before a deploy has ended."""
+    env = {"WITHOUT": without}
+    worker(name="one", app="hung", env=env), worker(name="two", env=env)
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
+    app.send_task(NEW, ("a",))
+    if without:
+        eventually(db.dead)
+    else:
+        eventually(lambda: client.hget("superfetch:stats", "requeued"))
+        always(lambda: not db.dead(), 5.0)
+        assert int(client.hget("superfetch:stats", "requeued")) <= 5
 
 
 def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client):
@@ -129,7 +164,7 @@ def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client)
     assert not client.exists("celery")
 
 
-def test_they_go_back_at_once_from_one_that_stops(worker, app, db):
+def test_a_worker_that_stops_holds_none_of_them(worker, app, db):
     other = worker(name="other", app="builder")
     old = worker(name="old")
     eventually(lambda: len(db.owners()) == 2)
@@ -140,5 +175,5 @@ def test_they_go_back_at_once_from_one_that_stops(worker, app, db):
     old.wait_log("may know it")
     old.stop()
     taken = [job for held in db.held().values() for job in held]  # by a read that was under way
-    assert sorted(db.waiting("celery") + taken) == jobs
+    assert sorted(db.waiting("celery") + db.parked() + taken) == jobs
     assert not db.dead()

@@ -115,6 +115,10 @@ class Pass:
             self._going = None
 
 
+#: Seconds for which a job is parked that cannot run now.
+LATER_S = 3600
+
+
 class Worker:
     """A process that claims and runs jobs."""
 
@@ -249,6 +253,10 @@ class Worker:
         if event == "finish":
             self.finish(claimed)
             self.driver.flush()
+        elif event == "postpone":
+            self.waits.remove(claimed)
+            self.driver.postpone(claimed.job, LATER_S)
+            self.driver.flush()
         elif event in ("requeue", "close"):
             if leaves:
                 self.waits.remove(claimed)
@@ -272,6 +280,12 @@ class Worker:
         """A task raised ``Reject(requeue=True)``."""
         self.runs.remove(claimed)
         self.driver.requeue([claimed.job])
+
+    def postpone(self, claimed: Claimed) -> None:
+        """Its run ends, and it is to be tried later."""
+        self.runs.remove(claimed)
+        self.driver.postpone(claimed.job, LATER_S)
+        self.driver.flush()
 
     def lose_child(self, claimed: Claimed, sender: object, limits: Limits) -> None:
         """The pool child that ran it was lost."""

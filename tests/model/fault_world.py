@@ -382,6 +382,13 @@ class World:
         if job is not None and self.driver.park(job, FAR_FUTURE_MS):
             self.parked.add(job.claim_id)
 
+    def postpone(self) -> None:
+        """Park a job that ran and is to run again later, or one that this process cannot run."""
+        job = self._pick(self.driver.is_running) or self._pick(self.driver.may_start)
+        if job is not None:
+            self.parked.add(job.claim_id)
+            self.driver.postpone(job, FAR_FUTURE_MS / 1e6)
+
     def recall(self) -> None:
         """Make all parked jobs due, and move them to their queues."""
         self.driver.recall({str(parse(raw).task_id) for raw in self.jobs})

@@ -33,6 +33,8 @@ SCENES = {
     "two channels, of which one closes": """claim reserve start claim reserve start close_first
         claim reserve start finish finish close_second finish flush""",
     "jobs are parked": "claim park park flush claim park reserve start post recall claim flush",
+    "runs end in a park": """claim reserve reserve start start postpone flush finish
+        claim reserve start close_first close_second postpone post recall claim flush""",
     "a start that was too late": """claim reserve start take_back flush start finish
         claim reserve start close_first close_second take_back flush""",
     "a start that was too late, and none after it": "claim reserve start take_back flush",
@@ -70,8 +72,8 @@ WALK_OPS = [
     *["claim"] * 4, *["reserve"] * 4, *["start"] * 5, *["finish"] * 4, *["post"] * 2,
     "deliver", "revoke", "requeue", "reject", "stop_run", "take_back", "lose_child",
     "close_first", "close_second", "put_on_probation", "claim_suspect", "claim_suspect_alongside",
-    "park", "recall", "land", "flush", "reconcile", "second_check", "arrive", "reap", "register",
-    "hear",
+    "park", "postpone", "recall", "land", "flush", "reconcile", "second_check", "arrive", "reap",
+    "register", "hear",
 ]  # fmt: skip
 FAULT_CHANCE = 0.25
 

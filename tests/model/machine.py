@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -190,6 +191,19 @@ class Fleet(RuleBasedStateMachine):
         """Its task asks for it to be given back."""
         worker, claimed = self.which(data, running)
         worker.reject(claimed)
+
+    @some(running)
+    @rule(data=st.data())
+    def postpone(self, data: st.DataObject) -> None:
+        """Its run ends, and it is to be tried later."""
+        worker, claimed = self.which(data, running)
+        worker.postpone(claimed)
+
+    @precondition(lambda self: any(+self.truth.lists[self.bench.keys.parked_of(q)] for q in QUEUES))
+    @rule()
+    def release(self) -> None:
+        """What is parked is due."""
+        self.bench.parked.release({}, inf)
 
     @some(running)
     @rule(data=st.data(), step=st.sampled_from(list(INNOCENT)), number=st.integers(0, 3))

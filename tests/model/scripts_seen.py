@@ -249,6 +249,42 @@ class Truth(Known):
                 self.notable["a stop cut a run short"] += 1
         assert reply == missing
 
+    def _park(self, call: Call, reply: Any) -> None:
+        """Jobs that cannot run now, or not again yet, wait for later."""
+        owner, parked = self._owner_of(call.keys[0]), call.keys[1]
+        is_retry, missing = bool(call.args[1]), []
+        for number, id in enumerate(call.args[3::4], 1):
+            payload = self.held[owner].get(id)
+            if payload is not None and is_retry:
+                self.go_back(owner, id, payload)
+            payload, ran = self.end(owner, id)
+            if payload is None:
+                self.notable["a park came too late"] += 1
+                missing.append(number)
+                continue
+            self.notable["a run ends in a park" if ran else "a job is parked"] += 1
+            card = self.cards[payload]
+            self.lists[parked][payload] += 1
+            card.counted |= is_retry
+            card.runs -= ran
+        assert reply == missing
+
+    def _release(self, call: Call, reply: Any) -> None:
+        """All parked jobs move to their queues: the caller takes them all for due."""
+        parked_of, queue_of, probation_of, _ = call.args[4:8]
+        total = 0
+        for key in [key for key in self.lists if key.startswith(parked_of)]:
+            name = key.removeprefix(parked_of)
+            for payload, count in self.lists[key].items():
+                is_suspect = bool(count and self.cards[payload].probation)
+                self.lists[(probation_of if is_suspect else queue_of) + name][payload] += count
+                if is_suspect:
+                    self.on_probation.add(name)
+            total += self.lists[key].total()
+            self.lists[key].clear()
+        assert reply[0] == total
+        self.notable["a parked job returns"] += total
+
     def _recover(self, call: Call, reply: Any) -> None:
         queue, probation = call.keys[2], call.keys[5]
         marked, owner = bool(call.args[0]), call.args[4]

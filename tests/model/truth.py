@@ -130,6 +130,8 @@ class Known:
         with client.pipeline(transaction=False) as pipe:
             for key in lists:
                 pipe.lrange(key, 0, -1)
+            for name in queue_lists:
+                pipe.zrange(keys.parked_of(name), 0, -1)
             for owner in self.held:
                 pipe.hgetall(keys.private(owner))
             for payload in self.published:
@@ -141,6 +143,9 @@ class Known:
                 pipe.zrange(index, 0, -1)
             replies = iter(pipe.execute())
         found = {key: Counter(next(replies)) for key in lists}
+        for name in queue_lists:
+            members = [member.partition(b"\n")[2] for member in next(replies)]
+            found[keys.parked_of(name)] = Counter(members)
         private = {owner: next(replies) for owner in self.held}
         counters = {payload: _text(next(replies)) for payload in self.published}
         on_probation = {name.decode() for name in next(replies)}
@@ -150,7 +155,7 @@ class Known:
         held = Counter(p for claims in self.held.values() for p in claims.values())
         everywhere = sum((*found.values(), dead, held), Counter()) + self.settled
         assert everywhere == self.published, "each is in one place, or settled"
-        assert found == {key: +self.lists[key] for key in lists}
+        assert found == {key: +self.lists[key] for key in found}
         assert dead == +self.dead
         assert all(set(index) == set(records) for index in indexes), "each is under its app's cap"
         assert caps == dict.fromkeys(records, keys.dead_of(self.config.app_name).encode())

@@ -48,6 +48,7 @@ EVENTS = {
     "requeue": Event.REQUEUE,
     "close": Event.CLOSE,
     "finish": Event.ACK,
+    "postpone": Event.PARK,
 }
 
 
@@ -246,6 +247,10 @@ class Driver:
     def park(self, job: Job, due_ms: float) -> bool:
         """Park a job that is due at a time of the server's clock; return False if it stays."""
         return self._in_flight.park(self._lease(job), due_ms)
+
+    def postpone(self, job: Job, seconds: float) -> None:
+        """Park a job that cannot run now, or not again yet, for so many seconds."""
+        self._in_flight.postpone(self._lease(job), seconds)
 
     def put_on_probation(self, job: Job) -> None:
         """Requeue a job to wait for a solo run."""

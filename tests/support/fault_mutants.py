@@ -158,23 +158,18 @@ MUTANTS = [
     ),
     Mutant(
         "a requeue that had no reply is taken for a loss",
-        PendingLeases, "_on_requeue_lost", "lease.requeue_was_sent = True", "pass",
+        PendingLeases, "_on_move_lost", "lease.move_was_sent = True", "pass",
         ("jobs are requeued",),
     ),
     Mutant(
-        "a requeue that had no reply is forgotten",
-        PendingLeases, "_on_requeue_lost", "self._unanswered += some", "pass",
-        ("jobs are requeued",),
+        "a requeue or a park that had no reply is forgotten",
+        PendingLeases, "_on_move_lost", "self._unanswered += some", "pass",
+        ("jobs are requeued", "jobs are parked"),
     ),
     Mutant(
         "requeues that were refused are forgotten",
         PendingLeases, "_on_requeued", "self._unanswered += some", "pass",
         ("jobs are requeued",),
-    ),
-    Mutant(
-        "a park that had no reply is forgotten",
-        PendingLeases, "_parks", "partial(self._unanswered.extend, some)", "int",
-        ("jobs are parked",),
     ),
     Mutant(
         "replies that were lost are not reported",

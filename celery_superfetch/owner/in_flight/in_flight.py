@@ -99,16 +99,6 @@ class InFlight:
             with self.lock:
                 self.pending.add(lease)
 
-    def stop_claims(self, lease: Lease) -> None:
-        """Stop claims until a job leaves."""
-        with self.lock:
-            self.leases.stop_claims(lease)
-
-    @property
-    def stops_claims(self) -> bool:
-        """Return whether a job that has not left lets nothing be claimed."""
-        return self.leases.stopping_claims_count > 0
-
     @property
     def is_empty(self) -> bool:
         """Return whether this process has no lease."""
@@ -252,6 +242,12 @@ class InFlight:
         worth it; return False if the job stays."""
         with self.lock:
             return self.pending.add_park(lease, int(due))
+
+    def postpone(self, lease: Lease, seconds: float) -> None:
+        """Move a job that cannot run now to the parked set with the next send; after so many
+        seconds it returns to its queue. If it was running, its run has ended."""
+        with self.lock:
+            self.pending.add_postponed(lease, int(seconds * 1000))
 
     def requeue_waiting(self, leases: Iterable[Lease]) -> list[Lease]:
         """Requeue those of some jobs that wait to be started, in this order, and return them: from

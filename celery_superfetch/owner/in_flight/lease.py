@@ -42,7 +42,7 @@ class Event(Enum):
     TAKE_BACK = "the pool did not begin with it, or its run is ended because the process stops"
     CLOSE = "the channel that delivered it is closed"
     REQUEUE = "it is to go back to its queue; its run, if it had one, has ended"
-    PARK = "it is due later, and is to wait on the server"
+    PARK = "it is to wait on the server: it is due later, or cannot run now; its run has ended"
     REFUSE = "the server refused to park it"
     ACK = "it is done"
     LEAVE = "the server confirmed that it left, or has it no more"
@@ -50,7 +50,6 @@ class Event(Enum):
 
 HELD = (State.FETCHED, State.DELIVERED, State.RESERVED)  # no start was reported
 RUNS = (State.RUNNING, State.DETACHED)
-LEAVING = (State.RETURNING, State.PARKING, State.SETTLED, State.GONE)
 
 #: Event -> state before -> state after. An event changes no other state.
 TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
@@ -60,7 +59,7 @@ TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
     Event.TAKE_BACK: {State.RUNNING: State.RESERVED, State.DETACHED: State.RETURNING},
     Event.CLOSE: {**dict.fromkeys(HELD, State.RETURNING), State.RUNNING: State.DETACHED},
     Event.REQUEUE: dict.fromkeys((*HELD, *RUNS), State.RETURNING),
-    Event.PARK: dict.fromkeys(HELD, State.PARKING),
+    Event.PARK: dict.fromkeys((*HELD, *RUNS), State.PARKING),
     Event.REFUSE: {State.PARKING: State.RETURNING},
     Event.ACK: dict.fromkeys((*HELD, *RUNS, State.RETURNING), State.SETTLED),
     Event.LEAVE: dict.fromkeys((state for state in State if state is not State.GONE), State.GONE),
@@ -79,19 +78,19 @@ class Lease:
     #: yet, or its reply was lost.
     has_waiting_note: bool | None = True
     is_suspect: bool = False  # it was on probation
-    #: This process claims no job until this one leaves (``QoS.credit`` in the transport).
-    stops_claims: bool = False
     has_run: bool = False  # a run in this process ended without an ack
     #: The run is ended because this process is stopping: the job's requeue counts as a stop.
     is_cut_short: bool = False
     #: Ownership was lost, and that was announced. An ack that finds no claim announces it no more.
     is_taken_away: bool = False
-    #: Its ack, or its requeue, was sent before and had no reply: it may have been carried out.
+    #: Its ack, or its requeue or park, was sent before and had no reply: it may have been carried
+    #: out.
     ack_was_sent: bool = False
-    requeue_was_sent: bool = False
+    move_was_sent: bool = False
     returns_to: str = "front"  # of its queue; or "back"
     returns_after: float = 0.0  # monotonic s; no requeue is sent before, after a refused one
-    due_ms: int = 0  # of a job that is to be parked, by the server's clock
+    due_ms: int = 0  # of a job that is to be parked until then, by the server's clock
+    delay_ms: int = 0  # of a job that is to be parked for so long, since it cannot run now
 
     def apply(self, event: Event) -> bool:
         """Change the state; return False where the event does not apply."""
@@ -132,7 +131,6 @@ class Leases:
         self.counts = dict.fromkeys(State, 0)  # of the leases in each state
         #: The job on probation that has this process for itself.
         self.solo: Lease | None = None
-        self.stopping_claims_count = 0  # leases that let nothing be claimed
 
     def __len__(self) -> int:
         return len(self._by_claim)
@@ -163,20 +161,11 @@ class Leases:
             self._remove(lease)
         else:
             self.counts[after] += 1
-        if event is Event.REQUEUE and before in RUNS:
+        if event in (Event.REQUEUE, Event.PARK) and before in RUNS:
             lease.has_run = True
-        if lease.stops_claims and after in LEAVING:
-            lease.stops_claims = False
-            self.stopping_claims_count -= 1
         return after
 
     def _remove(self, lease: Lease) -> None:
         del self._by_claim[lease.job.owner, lease.job.claim_id]
         if lease is self.solo:
             self.solo = None
-
-    def stop_claims(self, lease: Lease) -> None:
-        """Stop claims until a job leaves."""
-        if not (lease.stops_claims or lease.state in LEAVING):
-            lease.stops_claims = True
-            self.stopping_claims_count += 1

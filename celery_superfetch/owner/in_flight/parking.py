@@ -1,6 +1,6 @@
 """Decides when a job is worth parking, and when to ask the server for parked jobs that are due.
 
-Parked jobs (with an ETA) wait on the server. The heartbeat thread calls ``heard`` with each answer,
+Parked jobs wait on the server. The heartbeat thread calls ``heard`` with each answer,
 a worker's release thread asks ``is_due`` once a second, and the thread that delivers a job asks
 ``is_worth``. All of this is in memory alone: if the process dies, its parked jobs stay on the
 server, where any other worker releases them.
@@ -61,7 +61,9 @@ class Parking:
     @property
     def is_due(self) -> bool:
         """True if it is time to ask for due jobs: the next one is due, or the last answer is too
-        old. Another worker parks a job at least ``WORTH_PARKING`` seconds before its time, so in
-        that time after an answer no job comes due that this process does not know of."""
+        old. Another worker parks a job with an ETA at least ``WORTH_PARKING`` seconds before its
+        time, so in that time after an answer no such job comes due that this process does not know
+        of. A job that cannot run now may return sooner: the worker that parked it asks in time, and
+        if that worker has died, another one does so as much later."""
         due, since = self._next
         return due <= self.now + EARLY or clock() - since > WORTH_PARKING + 0.5

@@ -38,7 +38,7 @@ from ...model.process import own_pid
 from ...store.batches import batches
 from ...store.database import Database, chunks
 from ...store.history import History
-from ...store.parked import Parked
+from ...store.parked import EARLY, Parked
 from ...store.private_lists import PrivateLists
 from ...store.redis.call import Call
 from ...store.redis.pipeline import Command, Pipeline, no_report
@@ -138,6 +138,13 @@ class PendingLeases:
             lease.due_ms = due_ms
             self.add(lease)
         return True
+
+    def add_postponed(self, lease: Lease, delay_ms: int) -> None:
+        """Add a job that cannot run now: the next send moves it to the parked set, for so long."""
+        if self.leases.apply(lease, Event.PARK):
+            # The release comes as much too early.
+            lease.delay_ms = delay_ms + EARLY
+            self.add(lease)
 
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left."""
@@ -262,13 +269,17 @@ class PendingLeases:
                 stopped = {lease.job for lease in some if lease.is_cut_short}
                 call = self.lists.requeue([*map(job_of, some)], where, expires, stopped)
                 on_reply = partial(self._on_requeued, some)
-                yield Command(call, on_reply, partial(self._on_requeue_lost, some))
+                yield Command(call, on_reply, partial(self._on_move_lost, some))
 
     def _parks(self, parking: Sequence[Lease]) -> Iterator[Command]:
-        for some in batches(parking, job_of):
-            call = self.parked.park({lease.job: lease.due_ms for lease in some})
-            on_reply = partial(self._on_parked, some)
-            yield Command(call, on_reply, partial(self._unanswered.extend, some))
+        for some in batches([lease for lease in parking if not lease.delay_ms], job_of):
+            yield self._park(self.parked.park({lease.job: lease.due_ms for lease in some}), some)
+        for some in batches([lease for lease in parking if lease.delay_ms], job_of):
+            call = self.parked.postpone({lease.job: lease.delay_ms for lease in some})
+            yield self._park(call, some)
+
+    def _park(self, call: Call, some: Sequence[Lease]) -> Command:
+        return Command(call, partial(self._on_parked, some), partial(self._on_move_lost, some))
 
     def _notes(self, waiting: Sequence[Lease]) -> Iterator[Command]:
         for some in batches(waiting, job_of):
@@ -318,26 +329,33 @@ class PendingLeases:
             self._unanswered += some
             logger.error(NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
             return
-        missing = {*reply}
+        self._drop_moved(some, reply, State.RETURNING)
+
+    def _drop_moved(self, some: Sequence[Lease], missing: Iterable[int], state: State) -> None:
+        """Forget jobs that have moved. Those of the ``missing`` (positions from 1) are examined
+        that are still in a state: their claims were gone."""
+        numbers = {*missing}
         for number, lease in enumerate(some, 1):
-            if number in missing and lease.state is State.RETURNING:
-                self.lost_jobs.add(lease.job, lease.has_run, lease.requeue_was_sent)
+            if number in numbers and lease.state is state:
+                self.lost_jobs.add(lease.job, lease.has_run, lease.move_was_sent)
             self.drop(lease)
 
-    def _on_requeue_lost(self, some: Sequence[Lease]) -> None:
+    def _on_move_lost(self, some: Sequence[Lease]) -> None:
         for lease in some:
-            lease.requeue_was_sent = True
+            lease.move_was_sent = True
         self._unanswered += some
 
     def _on_parked(self, some: Sequence[Lease], reply: Any) -> None:
         if not isinstance(reply, Exception):
-            self.parking.parked(min(lease.due_ms for lease in some))
-            for lease in some:
-                self.drop(lease)
+            now = self.parking.now
+            self.parking.parked(min(lease.due_ms or now + lease.delay_ms for lease in some))
+            self._drop_moved(some, reply, State.PARKING)
             return
         self._parks_from = monotonic() + REFUSED_INTERVAL
         for lease in reversed(some):
-            self.add_return(lease, Event.REFUSE)
+            if lease.delay_ms:  # without a pause it would be claimed and refused without end
+                lease.returns_after = self._parks_from
+            self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
         logger.error(
             "%d jobs that are due later could not be parked: %s. They go back to queue list %s "

@@ -44,12 +44,7 @@ for i = 1, jobs do
       to_queue = true
     end
     redis.call('HDEL', private, id, 'w' .. id, 's' .. id)
-    redis.pcall('HINCRBY', history, 'requeues', 1)
-    redis.pcall('HSET', history, 'token', token(id, history, token_before))
-    if not token_before then
-      redis.pcall('HSET', history, 'first_claim', string.match(id, '^%d+') or 0)
-    end
-    if steps[i] then redis.pcall('HSET', history, 'steps', steps[i]) end
+    count_requeue(history, id, token_before, steps[i], window)
     if is_stop then
       redis.pcall('HSET', history, 'stops', stops)
       local entry = {owner = owner, reason = 'its worker was stopping', strike = '', stop = true}
@@ -57,7 +52,6 @@ for i = 1, jobs do
       if stops >= named then name_stopped(stopped, record, window) end
     end
     count_by_task(stats, rows, 'requeued', queue_list, task)
-    if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
   else
     missing[#missing + 1] = i
   end

@@ -44,6 +44,18 @@ local function token(id, counters, earlier)
   return string.format('%.0f', tokens[counters])
 end
 
+-- Counts in a job's history that a claim of it ended in a requeue, and keeps there what its next claim needs.
+-- An error counts nothing, and does not stop the script.
+local function count_requeue(history, id, token_before, steps, window)
+  redis.pcall('HINCRBY', history, 'requeues', 1)
+  redis.pcall('HSET', history, 'token', token(id, history, token_before))
+  if not token_before then
+    redis.pcall('HSET', history, 'first_claim', string.match(id, '^%d+') or 0)
+  end
+  if steps then redis.pcall('HSET', history, 'steps', steps) end
+  if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
+end
+
 -- An error if one of these keys is no queue; else nil.
 local function wrong(...)
   for _, name in ipairs({...}) do

@@ -142,7 +142,7 @@ def test_control_a_job_that_leaves_before_the_check_is_lost(bench, client):
     """The look at the places has teeth."""
     made = park(bench)
     before = content(client)
-    text = "redis.call('HDEL', KEYS[1], ARGV[2]) redis.call('ZADD', KEYS[2], 'x')"
+    text = "redis.call('HDEL', KEYS[1], ARGV[4]) redis.call('ZADD', KEYS[2], 'x')"
     with pytest.raises(redis.ResponseError):
         client.eval(text, len(made.call.keys), *made.call.keys, *made.call.args)
     with pytest.raises(AssertionError):

@@ -34,7 +34,7 @@ from celery_superfetch.store import database, dead_set, private_lists
 from celery_superfetch.store.queues import Room
 from celery_superfetch.store.redis import clients, connections, pools, scripts
 from celery_superfetch.store.registry import Registry
-from celery_superfetch.transport import channel, frugal, poller
+from celery_superfetch.transport import channel, deliveries, frugal, poller
 from celery_superfetch.transport.fetch import reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import gate as before_the_pool
@@ -550,9 +550,9 @@ def turns_of_their_own() -> None:
     maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
 
 
-def bounded_waiting() -> None:
-    """Jobs of unknown tasks wait in a worker's memory however large they are."""
-    unknown_tasks.MOST_WAITING_BYTES = 2**40
+def pauses() -> None:
+    """A job that cannot run now goes back to its queue at once."""
+    deliveries.Delivery.postpone = lambda self, seconds: self.requeue("back")
 
 
 def registered_names() -> None:

@@ -233,6 +233,10 @@ def test_lost_jobs_are_a_warning_for_an_hour(seen):
 
 QUEUE = {
     "queue-type": ({"length": None, "error": "WRONGTYPE"}, "WRONGTYPE"),
+    "no-consumer": (
+        {"length": 0, "parked": 3, "overdue": 60.0, "consumers": 0},
+        "3 scheduled jobs, the next due 60 s ago, no worker consumes it",
+    ),
     "probation-unserved": ({"length": 0, "probation": 2, "consumers": 0}, "2 jobs on probation"),
 }
 
@@ -243,6 +247,12 @@ def test_queues(seen, code):
     seen["queues"] = [{**seen["queues"][0], **changes}]
     assert only(seen)[:2] == ("critical", code)
     assert said in only(seen).text
+
+
+@pytest.mark.parametrize("row", [{"overdue": 2.0, "consumers": 0}, {"overdue": 60.0}])
+def test_scheduled_jobs_wait_for_their_time_and_for_a_worker_that_is_there(seen, row):
+    seen["queues"] = [{**seen["queues"][0], "length": 0, "parked": 3, **row}]
+    assert not findings(seen)
 
 
 @pytest.mark.parametrize("last", [None, {"age": 61.0}])

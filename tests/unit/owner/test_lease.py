@@ -8,7 +8,6 @@ import pytest
 
 from celery_superfetch.model.job import Job
 from celery_superfetch.owner.in_flight.lease import (
-    LEAVING,
     RUNS,
     TRANSITIONS,
     Event,
@@ -80,23 +79,14 @@ def test_from_each_state_a_job_can_leave(state):
     assert lease.is_gone
 
 
-@pytest.mark.parametrize("event", Event)
-@pytest.mark.parametrize("state", State)
-def test_claims_are_stopped_until_the_job_leaves(state, event):
-    leases, lease = in_state(state)
-    for _ in range(2):
-        leases.stop_claims(lease)
-        assert leases.stopping_claims_count == int(state not in LEAVING)
-    leases.apply(lease, event)
-    assert leases.stopping_claims_count == int(lease.state not in LEAVING)
-
-
-@pytest.mark.parametrize("event", [Event.ACK, Event.REQUEUE, Event.CLOSE, Event.TAKE_BACK])
+@pytest.mark.parametrize(
+    "event", [Event.ACK, Event.REQUEUE, Event.PARK, Event.CLOSE, Event.TAKE_BACK]
+)
 @pytest.mark.parametrize("state", RUNS)
-def test_a_run_that_ends_in_a_requeue_is_known(state, event):
+def test_a_run_that_ends_without_an_ack_is_known(state, event):
     leases, lease = in_state(state)
     leases.apply(lease, event)
-    assert lease.has_run is (event is Event.REQUEUE)
+    assert lease.has_run is (event in (Event.REQUEUE, Event.PARK))
 
 
 def test_two_claims_of_the_same_bytes_are_two_jobs():
