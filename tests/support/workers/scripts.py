@@ -86,6 +86,12 @@ def park(bench: Bench) -> Case:
     return Case(Parked(bench.database).park(dict.fromkeys(jobs, DUE)))
 
 
+def postpone(bench: Bench) -> Case:
+    owner = bench.owner()
+    jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
+    return Case(Parked(bench.database).postpone(dict.fromkeys(jobs, DUE)))
+
+
 def release(bench: Bench) -> Case:
     """One of two goes to its queue, the other on probation."""
     bench.run(park(bench).call)
@@ -183,6 +189,7 @@ CASES = [
     requeue,
     step,
     park,
+    postpone,
     release,
     probation,
     recover,
