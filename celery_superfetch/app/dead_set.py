@@ -54,6 +54,17 @@ class Retried:
     is_cut: bool = False  #: only the head of its message was kept: it cannot be put back
 
 
+@dataclass
+class _Retry:
+    """A job that is being put back."""
+
+    job: DeadJob
+    target: str  # the queue list
+    outcome: Retried
+    target_takes_jobs: bool = False  # if not, its key holds something else than a list
+    is_locked: bool = False  # this call has the job's lock
+
+
 class DeadSet(store.DeadSet):
     """Killed jobs of the app's broker, newest first.
 
@@ -157,63 +168,59 @@ class DeadSet(store.DeadSet):
         self, batch: Sequence[DeadJob | str], to: str | None, results: DeadResults
     ) -> list[Retried]:
         """Put a batch back, in order. No result of a job that stays dead is forgotten."""
-        done, jobs, targets = [], [], []
-        known = self.exact_many([named for named in batch if isinstance(named, str)])
+        outcomes: list[Retried] = []
+        retries: list[_Retry] = []
+        by_id = self.exact_many([named for named in batch if isinstance(named, str)])
         for named in batch:
             try:
-                job = named if isinstance(named, DeadJob) else known.get(named) or self.get(named)
+                job = named if isinstance(named, DeadJob) else by_id.get(named) or self.get(named)
             except JobNotFound as exc:
-                done.append(Retried(str(named), error=str(exc)))
+                outcomes.append(Retried(str(named), error=str(exc)))
                 continue
             target = self._target(job, to)
-            done.append(Retried(job.id, job.task, job.task_id, target))
+            outcome = Retried(job.id, job.task, job.task_id, target)
+            outcomes.append(outcome)
             if job.whole_bytes:
-                done[-1].error, done[-1].is_cut = CUT.format(job.id, job.whole_bytes), True
-                continue
-            jobs.append((job, target, done[-1]))
-            targets.append(target)
+                outcome.error, outcome.is_cut = CUT.format(job.id, job.whole_bytes), True
+            else:
+                retries.append(_Retry(job, target, outcome))
         queues = Queues(self.database)
-        able, ours = queues.can_take(targets), self.reserve([job[0] for job in jobs])
+        takes_jobs = queues.can_take([retry.target for retry in retries])
+        is_locked = self.reserve([retry.job for retry in retries])
+        for retry, takes, locked in zip(retries, takes_jobs, is_locked, strict=True):
+            retry.target_takes_jobs, retry.is_locked = takes, locked
         try:
-            self._retry_reserved(jobs, able, ours, results)
+            self._move(retries, results)
         except BaseException:  # Ctrl-C, too: else they could not be retried for a minute
-            self.release([job[0] for job, mine in zip(jobs, ours, strict=True) if mine])
+            self.release([retry.job for retry in retries if retry.is_locked])
             raise
-        queues.note({row.queue for *_, row in jobs if row.queue and not row.error})
-        return done
+        queues.note({row.queue for row in outcomes if row.queue and not row.error})
+        return outcomes
 
-    def _retry_reserved(
-        self,
-        jobs: Sequence[tuple[DeadJob, str, Retried]],
-        able: Sequence[bool],
-        ours: Sequence[bool],
-        results: DeadResults,
-    ) -> None:
-        """Delete the results of jobs and move the jobs.
-
-        Arguments:
-            jobs: each with its queue list, and its outcome, which is filled in.
-            able: whether each queue list can take jobs.
-            ours: whether this call has locked the job.
-        """
-        calls, called = [], []
-        warnings = results.forget(
-            job for (job, *_), takes, mine in zip(jobs, able, ours, strict=True) if takes and mine
+    def _move(self, retries: Sequence[_Retry], results: DeadResults) -> None:
+        """Delete the results of the locked jobs and move these, and fill in what became of each."""
+        locked = [retry for retry in retries if retry.is_locked]
+        warnings = results.forget(retry.job for retry in locked if retry.target_takes_jobs)
+        for retry in retries:
+            outcome = retry.outcome
+            if retry.is_locked:
+                outcome.warning = warnings.get(retry.job.id)
+            else:
+                outcome.queue, outcome.error = None, BUSY.format(retry.job.id)
+        # If the target is no queue, the script says so, and releases the job's lock.
+        replies = self.put_back(
+            [(retry.job, retry.target, self._expires_ms(retry)) for retry in locked]
         )
-        for (job, target, outcome), mine in zip(jobs, ours, strict=True):
-            if not mine:
-                outcome.queue, outcome.error = None, BUSY.format(job.id)
-                continue
-            outcome.warning = warnings.get(job.id)
-            # Where the queue is none, the script says so, and lets go of the job.
-            expires = self._expires.get(target.partition(self.separator)[0], 0)
-            calls.append((job, target, expires))
-            called.append(outcome)
-        for outcome, reply in zip(called, self.put_back(calls), strict=True):
+        for retry, reply in zip(locked, replies, strict=True):
+            outcome = retry.outcome
             if isinstance(reply, Exception):
                 outcome.error = printable(reply)
             elif not reply:
                 outcome.queue, outcome.error = None, GONE.format(outcome.id)
+
+    def _expires_ms(self, retry: _Retry) -> int:
+        """Return the x-expires (ms) of the queue that a job is put on; 0: it has none."""
+        return self._expires.get(retry.target.partition(self.separator)[0], 0)
 
     def _target(self, job: DeadJob, to: str | None) -> str:
         """Return the queue list for a job: its own, or that of queue ``to`` in its priority."""
