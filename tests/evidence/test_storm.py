@@ -39,6 +39,11 @@ def test_nothing_is_unexplained(request, tmp_path):
     assert any(kind.startswith("pool_") for kind in harms), "no pool has changed"
     sent = {line["kind"] for line in lines if line["event"] == "send"}
     assert sent >= {"odd", "callback", "pages", "slow"}, "too few kinds of jobs"
+    strikes = [line for line in lines if line["event"] == "strike"]
+    killers = {line["job"] for line in lines if line.get("kind") == "poison"}
+    ended = {line["job"] for line in lines if line.get("type") == "PoisonPill"}
+    assert killers & ended <= {line["job"] for line in strikes}, "a strike is missing"
+    assert all(line["worker"] for line in strikes), "a strike names no worker"
 
 
 @pytest.mark.timeout(0)
