@@ -97,6 +97,29 @@ def test_a_suspect_gets_no_strike_before_a_process_that_is_up_has_it(
     assert not db.dead()
 
 
+def test_jobs_that_wait_for_a_process_keep_their_order_where_a_suspect_runs_alone(
+    worker, app, ledger, db, suspected, tmp_path
+):
+    """Each was requeued by itself, the newest last, to the front of the queue: in a storm jobs that
+    were sent 80 s later overtook them."""
+    loading = tmp_path / "loading"
+    loading.touch()
+    env = {"HAPPENS": "slow_children", "NO_CHILDREN": str(loading)}
+    names = [f"job-{n}" for n in range(6)]
+    for name in names:
+        app.tasks["shop.note"].delay(name)
+    worker(concurrency=2, env=env, options=OPTIONS, conf=CONF, ready=False)
+    eventually(lambda: [sorted(held) for held in db.held().values()] == [names])
+    suspected(app.tasks["shop.note"], "suspect")
+    eventually(lambda: [*db.held().values()] == [["suspect"]])
+    eventually(lambda: db.length() == len(names))
+    assert db.waiting() == names
+    loading.unlink()
+    eventually(lambda: {*names, "suspect"} <= set(ledger.finishes()))
+    assert set(ledger.runs().values()) == {1}
+    eventually(db.settled)
+
+
 def test_a_slot_is_used_as_soon_as_its_process_is_up(worker, app, ledger, db, tmp_path):
     """One process is up and others load: jobs go to that one, and none waits for the others."""
     loading = tmp_path / "loading"

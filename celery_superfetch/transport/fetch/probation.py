@@ -135,6 +135,9 @@ class Probation:
             lease = self.owner.suspects.claim_alone(self.owner.name, name, _solo_window)
             if lease is not None:
                 self._others_first = True
+                # If jobs that wait for a slot stayed until the gate refuses each, it would requeue
+                # the newest last, to the front of its queue: old jobs would be overtaken.
+                self._requeue_waiting()
                 self.backlog.ready.append(lease)
                 logger.warning(
                     "Job %s is on probation: it runs alone in this process now, since it may be "
