@@ -50,8 +50,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
     Arguments:
         claim: its ``id`` is empty if the job was acked before it ran: then it has no steps.
-        target: one of Celery's tracers; or the function of another library (batches), which is
-            called as it is.
+        target: one of Celery's tracers; another function is called as it is.
     """
     token = running.set(None)
     try:
@@ -78,16 +77,15 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def is_tracer(target: Callable[..., Any]) -> bool:
-    """Return whether a function is one of Celery's tracers, also as ``settle_failures`` wraps
-    it."""
-    return getattr(target, "__wrapped__", target) in (trace.trace_task_ret, trace.fast_trace_task)
+    """Return whether a function is one of Celery's tracers."""
+    return target in (trace.trace_task_ret, trace.fast_trace_task)
 
 
 def _tasks_of(tracer: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the tasks among which one of Celery's tracers looks for that of a job. The tracer of a
     worker has its own: a task may have made another app the current one, and the default."""
     tasks: Mapping[str, Any]
-    if getattr(tracer, "__wrapped__", tracer) is trace.fast_trace_task and trace._localized:
+    if tracer is trace.fast_trace_task and trace._localized:
         tasks, *_ = trace._localized
     else:
         tasks = current_app.tasks

@@ -1,18 +1,16 @@
 """Pools that run jobs in the worker's own process (threads, greenlets, solo): settles jobs for
 which Celery's code around the body raises. A thread or a greenlet would swallow that error, and the
-job stay in flight; in a solo pool the worker would end by it. The gate calls this for each job."""
+job stay in flight; in a solo pool the worker would end by it. The pool calls this for each job."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from billiard.einfo import ExceptionInfo
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
 from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
-from .prefork import request_of
 from .run_job import run_job
 from .settling import call_back
 from .unreceivable import is_trouble
@@ -52,46 +50,3 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
             exc_info=error,
         )
         return info
-
-
-def settle_failures(target: Any, options: dict[str, Any], inline: bool) -> Any:
-    """Wrap what the pool runs, so that an error around the body fails the job, as in a pool
-    process.
-
-    Arguments:
-        target: Celery's tracer.
-        options: of ``apply_async``; without callbacks ``target`` is returned as it is.
-        inline: a solo pool: there an error of the result backend's server is raised, for which the
-            worker's loop reconnects.
-
-    Returns:
-        the function to run instead, and the options to use with it.
-    """
-    succeed, fail = options.get("callback"), options.get("error_callback")
-    id, request = options.get("correlation_id"), request_of(options.get("accept_callback"))
-    if succeed is None or fail is None:
-        return target, options
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return target(*args, **kwargs)
-        except ENDS_OF_WORKERS as exc:
-            # A cold shutdown raises the same on top of a solo pool's job, which it has cut short.
-            if not getattr(request, "_already_cancelled", False):
-                call_back(request, inline, fail, info_of(exc))
-            raise
-        except Exception as exc:
-            info = info_of(exc)
-            error = exception_of(info)
-            if inline and is_trouble(error):
-                raise
-            logger.error(
-                "Celery failed around the body of job %s: the job has failed.", id, exc_info=error
-            )
-            return info
-
-    def ended(result: Any) -> None:
-        (fail if isinstance(result, ExceptionInfo) else succeed)(result)
-
-    vars(run)["__wrapped__"] = target  # ``is_tracer`` reads it
-    return run, {**options, "callback": ended}

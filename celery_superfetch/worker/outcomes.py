@@ -6,10 +6,9 @@ this package do all of that when they settle the job; if it fails there, the job
 ends its worker. So each exception is tried where the job ran, and one that fails the trial is
 replaced by a plain one of Celery's or Python's own.
 
-The gate gives the pool ``run_and_pack`` to call in a pool process, or ``run_and_check`` in a
-thread, a greenlet or a solo pool; ``settling.report`` reads in the worker what they return. An
-outcome is nowhere stored: if the process or the worker dies before the job is settled, the job runs
-again.
+A pool calls ``run_and_pack`` in a pool process, or ``run_and_check`` in a thread, a greenlet or a
+solo pool; ``LeasedRequest`` reads in the worker what they return. An outcome is nowhere stored: if
+the process or the worker dies before the job is settled, the job runs again.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import CARRIED, DELIVERY
 from ..model.log_text import one_line_each
 from ..transport.deliveries import delivery_of
-from .handover import BY_HANDOVER
 from .in_process import ENDS_OF_WORKERS
 from .outcomes import TooLate, error_of, exception_of, name_of_raised, unpacked
 from .settling import call_back
@@ -83,12 +82,12 @@ class LeasedRequest(Request):
         the pool: it calls none of its bases, and would start the job without the gate."""
         super().__init_subclass__(**kwargs)
         generated = cls.__qualname__.startswith(f"{create_request_cls.__name__}.")
-        if generated and "execute_using_pool" in vars(cls) and not BY_HANDOVER:
+        if generated and "execute_using_pool" in vars(cls):
             del cls.execute_using_pool
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         self.delivery = delivery_of(message)
-        if type(self).execute_using_pool is not STARTS and not BY_HANDOVER:
+        if type(self).execute_using_pool is not STARTS:
             self._refuse_start(message)
         try:
             super().__init__(message, *args, **kwargs)
@@ -161,7 +160,7 @@ class LeasedRequest(Request):
             TaskRevokedError: the job was revoked.
         """
         delivery = self.delivery
-        if delivery is None or BY_HANDOVER:
+        if delivery is None:
             return super().execute_using_pool(pool, **kwargs)
         gate, task = delivery.owner.runner, self.task
         if not self.deadline:

@@ -5,7 +5,6 @@ process."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
@@ -24,11 +23,6 @@ class RunCounts:
         #: Pairs of queue list and task that are counted apart until the next report.
         self._pairs: set[tuple[str, str]] = set()
         self._tally = Tally()
-
-    def hear(self, queue_list: str, task: str, tell: Callable[[Any], Any], result: Any) -> Any:
-        """Count the end of a run, then call the pool's callback ``tell`` with its result."""
-        self.count_end(queue_list, task, result)
-        return tell(result)
 
     def count_end(self, queue_list: str, task: str, result: Any) -> None:
         """Count the end of a run by the result of Celery's tracer."""

@@ -1,8 +1,8 @@
 """Calls the callbacks of a job's request in the worker when the pool reports the job's start or
 end. If a callback raises, the job is settled all the same, and its slot in the worker becomes free.
 
-The gate wraps each callback that it gives the pool. If the worker dies before the job is settled,
-the job is in the private list and is recovered.
+``LeasedRequest`` calls each callback of the pool through ``call_back``. If the worker dies before
+the job is settled, the job is in the private list and is recovered.
 """
 
 from __future__ import annotations
@@ -17,33 +17,11 @@ from celery.worker import state
 from ..app.guard import limits_of
 from ..model.foreign import kind_of
 from ..model.log_text import one_line_each
-from .outcomes import Escaped, Packed, TooLate, exception_of, info_of
+from .outcomes import exception_of, info_of
 from .stopping import told_to_stop
 from .unreceivable import is_trouble, settle
 
 logger = one_line_each(get_logger(__name__))
-
-
-def report(
-    succeed: Callable[[Any], object],
-    fail: Callable[[Any], object],
-    start_again: Callable[[], object],
-    outcome: Any,
-) -> None:
-    """Call the callback that an outcome is meant for.
-
-    Arguments:
-        start_again: for a job that reached its process too late: back to the gate.
-        outcome: what ``run_and_pack`` or ``run_and_check`` returned.
-    """
-    if isinstance(outcome, TooLate):
-        start_again()
-    elif isinstance(outcome, Escaped):
-        fail(outcome.packed.unpack())
-    elif isinstance(outcome, tuple) and len(outcome) == 3 and isinstance(outcome[1], Packed):
-        succeed((outcome[0], outcome[1].unpack(), outcome[2]))
-    else:
-        succeed(outcome)
 
 
 def call_back(
@@ -53,8 +31,7 @@ def call_back(
 
     Arguments:
         inline: jobs run in the loop's own thread (solo pool). There an error of the server is
-        raised,
-            since the loop reconnects for it.
+            raised, since the loop reconnects for it.
     """
     try:
         callback(*args, **kwargs)

@@ -37,8 +37,6 @@ from . import unreceivable
 from .celerys_logs import add_filters, remove_filters
 from .control import recall_revoked
 from .gate import Gate
-from .handover import BY_HANDOVER
-from .handover_gate import HandoverGate
 from .maintenance import MaintenanceThread, ReleaseThread, Rounds
 from .own_errors import exit_with_failure, fails_by_itself
 from .pool_process import report_from_processes
@@ -115,7 +113,7 @@ class Maintenance(bootsteps.StartStopStep):
         for task in app.tasks:
             limits.strikes(task)  # what makes no sense is said now, not at a death
             limits.stops(task)
-        worker.superfetch_gate = HandoverGate(worker) if BY_HANDOVER else Gate(worker)
+        worker.superfetch_gate = Gate(worker)
         self.thread.start()
         self.release_thread.start()
         self.stopper.start()

@@ -179,17 +179,16 @@ celery worker.state:
         task_reserved(request)
     start nothing in a worker that ends: should_stop should_terminate
 celery worker.
-    survive whatever message comes: worker:WorkController._process_task(req)
-        components:Pool.process_task consumer.consumer:Consumer.on_task_request
+    start each request that is due: components:Pool.process_task
+        consumer.consumer:Consumer.on_task_request
     let a job of the solo pool end: worker:WorkController.wait_for_soft_shutdown()
-    keep to the free slots: components:Pool._quick_release consumer.tasks:Tasks.can_consume>=5.6
+    keep to the free slots: consumer.tasks:Tasks.can_consume>=5.6
     serve tasks by a request class of ours: consumer.consumer:Consumer.update_strategies()
     give back jobs of unknown tasks: consumer.consumer:Consumer.on_unknown_task(body,message,exc)
     keep what is invalid: consumer.consumer:Consumer.on_invalid_task(body,message,exc)
     keep what it cannot decode: consumer.consumer:Consumer.on_decode_error(message,exc)
 celery concurrency.
-    hand jobs over: base:BasePool.apply_async(target,args,kwargs)
-    know which pool it is: base:BasePool.is_green base:BasePool.options base:BasePool.uses_semaphore
+    know which pool it is: base:BasePool.is_green base:BasePool.options
         solo:TaskPool thread:TaskPool
     see that a thread has ended its job: thread:ApplyResult.f
     know whether a thread for a job comes up: thread:TaskPool.executor
