@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BUSY = (
-    "job {!r} is being put back by somebody else at this moment; if that is given up, it can be "
+    "job {!r} is being put back by another process at this moment; if that process dies, it can be "
     "retried in a minute"
 )
 GONE = "no job {!r} in the dead set: it left meanwhile"

@@ -1,4 +1,10 @@
-"""Takes over the jobs that stock kombu's workers have left unacked."""
+"""Takes over the jobs that workers of stock kombu have left unacked: they go to the front of their
+queues.
+
+`superfetch migrate` (``cli/stock.py``) calls ``take_over``, with `--wait` once a second until no
+stock worker is connected. A batch of jobs moves in one transaction: if the process dies, each job
+is in kombu's hash or on its queue, and another `migrate` moves the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,8 @@ from ..store.database import chunks
 from ..store.queues import Queues
 from .stock_unacked import Delivery, StockConsumer, Unacked
 
-BATCH = 25  # jobs moved in one transaction: while stock workers run, each change of theirs stops it
+#: Jobs moved in one transaction. Each change that a stock worker makes meanwhile repeats it.
+BATCH = 25
 
 #: Message, exchange and routing key -> its queue lists -> ms of x-expires; none: it goes nowhere.
 Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
@@ -22,6 +29,8 @@ Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
 
 @dataclass
 class Left:
+    """A job that stays in kombu's hash."""
+
     tag: str
     why: str
     task: str | None = None
@@ -32,14 +41,14 @@ class Left:
 
 @dataclass
 class Migrated:
-    """What one pass found and did; its fields are those of ``--json``."""
+    """The outcome of one ``take_over``; its fields are those of ``--json``."""
 
     found: int = 0
     taken: int = 0
     queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
-    gone: int = 0  # acked, or delivered anew, while we looked
+    gone: int = 0  # acked, or delivered again, since the jobs were listed
     left: list[Left] = field(default_factory=list)
-    #: Those that were connected; None: the server may not be asked.
+    #: Stock consumers that were connected; None: the ACL forbids to ask.
     consumers: list[StockConsumer] | None = field(default_factory=list)
     dry_run: bool = False
 
@@ -52,10 +61,19 @@ def take_over(
     otherwise: str = "",
     dry_run: bool = False,
 ) -> Migrated:
-    """Take over what nobody can hold any more; raises StillInUse if that is not sure.
-    ``otherwise``: the queue for jobs whose exchange and routing key lead to none."""
-    # The jobs first: whoever held one of these and still lives is still connected, and whoever
-    # connects later holds none of them.
+    """Move the unacked jobs to the front of their queues.
+
+    Arguments:
+        routes: finds the queue lists of a message.
+        force: move them although stock consumers are connected, which may run them.
+        otherwise: the queue for jobs whose exchange and routing key lead to none.
+        dry_run: only count.
+
+    Raises:
+        StillInUse: a stock consumer is connected, or the ACL forbids to ask.
+    """
+    # The jobs are listed before the consumers: a worker that holds one of these jobs is connected,
+    # and a worker that connects later holds none of them.
     tags = unacked.tags()
     report = Migrated(len(tags), consumers=unacked.consumers(), dry_run=dry_run)
     if tags and report.consumers != [] and not force and not dry_run:
@@ -63,7 +81,8 @@ def take_over(
     queues = Queues(unacked.database)
 
     def way_of(message: Any, exchange: str, routing_key: str) -> tuple[Mapping[str, int], str]:
-        """Its queue lists -> ms of x-expires, or why it has to stay."""
+        """Return a message's queue lists -> ms of x-expires, and why it has to stay (empty if it
+        can go)."""
         if message is None:
             return {}, "it is not a kombu message"
         lists = routes(message, exchange, routing_key)

@@ -1,4 +1,10 @@
-"""Gives everything in flight back to the public queues, so that stock kombu can go on."""
+"""Requeues the jobs in flight, on probation and scheduled, so that stock kombu can go on.
+
+`superfetch drain` (``cli/stock.py``) calls ``Drain.run``, with `--wait` once a second until no
+worker lives. An owner is marked reaped before its jobs are moved, and each job moves by one script.
+If the process dies, each job is in one place, and a job that did not move stays there until `drain`
+is called again, or a worker of this package reaps.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +38,7 @@ NAMED = 20  # workers that a refusal names
 
 @dataclass
 class Drained:
-    """What one drain found and did; its fields are those of ``--json``."""
+    """The outcome of one drain; its fields are those of ``--json``."""
 
     owners: dict[str, str] = field(default_factory=dict)  # marked reaped -> why
     #: Rows of owners that are not known to be dead; with ``force`` they are drained all the same.
@@ -43,7 +49,7 @@ class Drained:
     parked: int = 0  # jobs that still wait for their time
     probation: int = 0  # jobs that still wait to run alone
     dead_set: int = 0  # jobs that stay there
-    keys: int = 0  # others of ours that are left
+    keys: int = 0  # of this package that are left and hold no job
     #: Names of the rows of django-celery-beat that sent the reap task, and were removed.
     beat_rows: list[str] = field(default_factory=list)
     errors: int = 0
@@ -51,29 +57,36 @@ class Drained:
 
 
 class Errors(Pass):
-    """What it survives; when all workers are stopped no pass comes after it."""
+    """The errors that a drain survives. No pass comes after it if all workers are stopped."""
 
     by = "drain"
-    again = "mend what it says, and drain again"
+    again = "fix what it says, and drain again"
 
 
 class Drain:
-    """One drain: jobs are requeued in order, to their queue's front, and not counted against."""
+    """One drain: it requeues jobs in order, at the front of their queues, without a strike."""
 
     def __init__(self, reaper: Reaper, on_moved: Callable[[int], object] = lambda _: None) -> None:
         self.reaper = reaper
-        self._on_moved = on_moved  # gets how many jobs went, after each batch
-        self.moved = 0  # jobs that went back to their queues, in all tries
+        self._on_moved = on_moved  # called after each batch, with the number of jobs moved so far
+        self.moved = 0  # jobs that were requeued, in all calls of ``run``
         self.registry = reaper.registry
         self.lists = PrivateLists(reaper.database)
-        self.onlooker = Onlooker(reaper.registry)  # over all tries of a command that waits
+        self.onlooker = Onlooker(reaper.registry)  # watches owners over all calls of ``run``
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> Drained:
-        """Give back what dead owners hold; raises StillInUse while one lives. With ``force`` the
-        living are marked reaped, too, and learn it by their next heartbeat."""
+        """Requeue the jobs of dead owners, on probation and scheduled.
+
+        Arguments:
+            force: mark living owners reaped as well; their next heartbeat tells them.
+            dry_run: only count.
+
+        Raises:
+            StillInUse: an owner lives, or is not known to be dead.
+        """
         report, errors = Drained(dry_run=dry_run), Errors()
         if not dry_run:
-            with errors.surviving("who is in no registry"):  # SCAN may be forbidden
+            with errors.surviving("owners that are not registered"):  # SCAN may be forbidden
                 self.reaper.register_unknown()
         judged = self.onlooker.judge()
         report.alive = self._rows([judgement for judgement in judged if not judgement[2].dead])
@@ -101,7 +114,7 @@ class Drain:
         return report
 
     def _rows(self, judged: Sequence[tuple[Facts, int, Reason]]) -> list[dict[str, Any]]:
-        """Owners as whoever has to stop them needs to know them."""
+        """Return owners with the fields by which an operator finds and stops them."""
         held = Holdings(self.reaper.database).of([facts.owner for facts, _, _ in judged])
         now = self.reaper.database.server_time()
         return [

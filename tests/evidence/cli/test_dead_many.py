@@ -108,7 +108,7 @@ def test_many_errors_do_not_hide_what_was_done(cli, bench: Bench):
     bench.dead_set.reserve(jobs[1:])  # somebody else's
     done = cli("dead", "retry", "--all", "--yes", code=1)
     assert done.out == "Put back 1 of 30 jobs.\n"
-    assert done.err.count("by somebody else at this moment") == 20
+    assert done.err.count("by another process at this moment") == 20
     assert "and 9 more errors; --json has them all" in done.err
     assert len(cli("dead", "retry", "--all", "--yes", "--json", code=1).json()["errors"]) == 29
 

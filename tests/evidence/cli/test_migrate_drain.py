@@ -107,7 +107,7 @@ def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench, caplog):
     report = drain(bench).run()
     assert (report.given_back, report.errors, report.in_flight) == (1, 1, 2)
     assert caplog.messages[-1].startswith(f"drain: private list of {owner.owner}: ")
-    assert caplog.messages[-1].endswith("nothing was lost; mend what it says, and drain again.")
+    assert caplog.messages[-1].endswith("nothing was lost; fix what it says, and drain again.")
     assert len(bench.private(owner, "taken")) == 2
     bench.client.delete("taken")
     assert drain(bench).run().given_back == 2

@@ -216,7 +216,7 @@ def slow_one_and_quick_one(
 
 def test_nobody_forgets_the_result_of_the_next_run(app, bench, monkeypatch):
     [done], state = slow_one_and_quick_one(app, bench, monkeypatch)
-    assert "by somebody else at this moment" in (done.error or "")
+    assert "by another process at this moment" in (done.error or "")
     assert state == states.PENDING
     assert bench.queue() == [JOB]
 
