@@ -53,6 +53,8 @@ SCENES = {
         claim_all reserve start lose_child flush claim_suspect""",
     "a pool process is lost after the owner": """claim reserve reserve start start reap register
         hear lose_child finish flush""",
+    "a pool process is lost, and then the owner": """claim reserve reserve start start lose_child
+        reap hear register claim reserve start finish flush""",
     "acks wait for a claim": """claim reserve start finish
         claim reserve reserve start start finish revoke claim flush""",
     "a suspect runs alone": """claim reserve put_on_probation requeue claim_suspect

@@ -91,6 +91,11 @@ MUTANTS = [
         ("reaped while jobs run",),
     ),
     Mutant(
+        "a job that this process has recovered is announced as lost",
+        InFlight, "lose_all", "if lease.runs and not lease.has_run]", "if lease.runs]",
+        ("a pool process is lost, and then the owner",),
+    ),
+    Mutant(
         "a lost job is announced again when its pool process is lost",
         InFlight, "lose", "if not lease.is_taken_away:", "if True:",
         ("a pool process is lost after the owner",),

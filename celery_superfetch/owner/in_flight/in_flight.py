@@ -286,6 +286,8 @@ class InFlight:
         """Announce that the running jobs of an owner are lost, which a peer has declared dead or
         the server has forgotten, and requeue those that wait to be started.
 
+        A job whose run has ended is announced by its recovery, if that finds it gone.
+
         Acks are sent all the same. If an ack arrives before the reaper has moved the job, the job
         does not run again; if it arrives later, it removes nothing.
         """
@@ -293,7 +295,7 @@ class InFlight:
             leases = [lease for lease in self.leases if lease.job.owner == owner]
             waiting = [lease for lease in leases if lease.state is State.RESERVED]
             self.requeue(reversed(waiting))
-            lost = [lease for lease in leases if lease.runs]
+            lost = [lease for lease in leases if lease.runs and not lease.has_run]
             for lease in lost:
                 lease.is_taken_away = True
         for lease in lost:

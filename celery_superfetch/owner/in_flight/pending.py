@@ -149,7 +149,6 @@ class PendingLeases:
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left."""
         self.leases.apply(lease, Event.LEAVE)
-        self._pending.pop(lease, None)
 
     def announce(self, lease: Lease) -> None:
         """Announce that ownership of a job was lost."""
@@ -171,7 +170,6 @@ class PendingLeases:
         with self.lock:
             if self._pid != own_pid():  # the connection, and the replies on it, are the parent's
                 self._pid, self._pipeline = own_pid(), Pipeline(self._scripts)
-                self._is_sending = False
             if self._is_sending:
                 if last is not None:
                     raise RuntimeError("a signal handler may not claim in the midst of a send")
@@ -400,19 +398,15 @@ class PendingLeases:
 
     def let_rest(self) -> None:
         """Give the connection back to its pool if it was not used for a moment (``IDLE``)."""
-        if self._pipeline.is_idle and self.lock.acquire(blocking=False):
-            try:
-                if self._pipeline.is_idle and not self._is_sending:
-                    self._pipeline.release()
-            finally:
-                self.lock.release()
+        if self._pipeline.is_idle:
+            self.release_connection()
 
     def release_connection(self) -> None:
-        """Give the connection back to its pool at once, unless it is in use or replies are to be
-        read."""
+        """Give the connection back to its pool at once, unless replies are to be read. During a
+        send there are: its commands count as unread before they are sent."""
         if self.lock.acquire(blocking=False):  # else another thread may be using it
             try:
-                if not (self._is_sending or self._pipeline.has_unread):
+                if not self._pipeline.has_unread:
                     self._pipeline.release()
             finally:
                 self.lock.release()

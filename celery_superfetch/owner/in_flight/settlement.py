@@ -71,6 +71,9 @@ class Settlement:
                 and not as a strike.
             excused: the worker is at fault (no memory, no server): the job gets no strike.
         """
+        # If the reply is lost, the job may be on its queue by now, and its owner may be declared
+        # dead before the next try: without this, its loss would be announced.
+        lease.has_run |= lease.runs
         running = Running((lease.job.claim_id,), excused=excused, stopping=stopping, own=True)
         done = self._settle(lease, reason, running, limits, partial(decision_of, sender=sender))
         return report_outcome(done, sender) if done else None

@@ -140,6 +140,14 @@ def test_a_requeue_is_not_held_any_more_and_keeps_the_order(bench, owner):
     assert len(bench.driver) == 0
 
 
+def test_jobs_that_are_requeued_to_the_back_run_last(bench, owner):
+    jobs = [claimed.job for claimed in bench.take(owner, payload(1), payload(2), payload(3))]
+    bench.push("mail", payload("backlog"))
+    bench.driver.requeue([jobs[2]], "back")
+    bench.driver.requeue([jobs[1], jobs[0]])
+    assert bench.queue() == [payload(1), payload(2), payload("backlog"), payload(3)]
+
+
 def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):
     done, open_ = bench.take(owner, payload("done"), payload("open"))
     bench.driver.finish(done)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+import redis
 
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.facts import Facts
@@ -92,6 +93,23 @@ def test_a_lost_child_of_a_job_that_was_announced_as_lost_is_no_news(bench, owne
     bench.mark(owner)
     bench.client.delete(bench.keys.private(owner.owner))
     bench.driver.learn(owner.owner)
+    assert lose(claimed.job) is None
+    assert lost == [lost_job(claimed.job)]
+    assert claimed.job not in bench.driver
+
+
+def test_a_lost_child_of_a_job_that_a_reaper_took_is_announced_by_its_recovery(
+    bench, owner, lose, lost
+):
+    """The first try to recover it has failed: only the server knows whether it was carried out."""
+    [claimed] = bench.take(owner, payload(1))
+    bench.hand_over(claimed)
+    with bench.driver.lose_reply(), pytest.raises(redis.ConnectionError):
+        lose(claimed.job)
+    bench.mark(owner)
+    bench.client.delete(bench.keys.private(owner.owner))
+    bench.driver.learn(owner.owner)
+    assert not lost
     assert lose(claimed.job) is None
     assert lost == [lost_job(claimed.job)]
     assert claimed.job not in bench.driver
