@@ -78,6 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     chance.addoption("--seed", type=int, help="begin with this seed, to see a run again")
     chance.addoption("--runs", type=int, default=1, help="runs of the campaign of troubles")
     chance.addoption("--minutes", type=float, default=1.5, help="how long the soak lasts")
+    chance.addoption("--starts", type=int, default=150, help="jobs whose permits are withdrawn")
     chance.addoption("--fuzz", type=int, default=3, help="batches of odd messages for each pool")
     parser.addoption(
         "--services", action="store_true", help="all services that are rented, and not a sample"

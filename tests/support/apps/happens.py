@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,10 +34,20 @@ from celery.worker.request import Request
 
 from celery_superfetch.app import steps
 from celery_superfetch.model import process
+from celery_superfetch.model.permit import clock
 from celery_superfetch.owner.process_owners import owners_of_process
 from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
-from celery_superfetch.worker import pool_slots, prefork, unknown_tasks
+from celery_superfetch.worker import (
+    in_process,
+    pool_adapter,
+    pool_process,
+    pool_slots,
+    prefork,
+    run_job,
+    unknown_tasks,
+)
+from celery_superfetch.worker.gate import Gate
 from celery_superfetch.worker.pool_process import PoolProcess
 from celery_superfetch.worker.request import LeasedRequest
 from support.apps.build import STEP
@@ -324,6 +335,37 @@ def broken_handover() -> None:
 def another_start() -> None:
     """Celery, or an instrumentation, starts jobs by another method than the request's own."""
     del LeasedRequest.execute_using_pool
+
+
+_deadline: ContextVar[float] = ContextVar("_deadline", default=0.0)
+
+
+def _write(line: str) -> None:
+    with open(os.environ["STARTS"], "a") as file:
+        file.write(f"{line}\n")
+
+
+def watched_run_job(deadline: float, *job: Any, **kwargs: Any) -> Any:
+    _deadline.set(deadline)
+    return run_job.run_job(deadline, *job, **kwargs)
+
+
+def watched_starts() -> None:
+    """The file STARTS has a line for each job that begins, with the seconds until its deadline, and
+    one for each that came too late."""
+    run, redispatch = run_job.run, Gate.redispatch
+
+    def watched_run(*args: Any, **kwargs: Any) -> Any:
+        _write(str(_deadline.get() - clock()))
+        return run(*args, **kwargs)
+
+    def watched_redispatch(gate: Gate, request: Any) -> None:
+        _write("again")
+        redispatch(gate, request)
+
+    run_job.run, Gate.redispatch = watched_run, watched_redispatch
+    for module in (in_process, pool_adapter, pool_process):
+        module.run_job = watched_run_job
 
 
 def no_looks() -> None:
