@@ -1,8 +1,9 @@
 """Announces a dead-lettered job, in the notice's run (``announce`` task): first to the receivers of
 ``job_killed``, then to its caller (the result), its chord, chain and errbacks, and its task's hook.
 
-If the process dies in between, the notice is recovered, and its next run starts over: receivers may
-be called twice, but steps that were published are not published again.
+If it fails, how far it came is stored with the dead job, and the notice is tried later. If the
+process dies in between, the notice is recovered, and its next run starts from what was stored:
+receivers may be called twice, but steps that were published are not published again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from ..errors import PoisonPill
-from ..model.dead_job import DeadJob
+from ..model.dead_job import NO_PROGRESS, DeadJob
 from ..model.foreign import describe, loggable, one_line
 from ..model.log_text import one_line_each
 from ..model.step import ITSELF, running, seed_of
@@ -69,24 +70,15 @@ class Announcement:
     Arguments:
         dead_id: its id in the dead set.
         notice_id: Celery's id of the notice that runs.
-        signalled: an earlier try has sent ``job_killed``.
-        called: an earlier try has published its errbacks and failed its chord.
         careful: earlier runs of the notice were killed: store the result and no more.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        dead_id: str,
-        notice_id: str,
-        *,
-        signalled: bool,
-        careful: bool,
-        called: bool,
-    ) -> None:
+    def __init__(self, app: Celery, dead_id: str, notice_id: str, *, careful: bool) -> None:
         self.app, self.dead_id, self.notice_id = app, dead_id, notice_id
         self.title = one_line(dead_id)  # until it is known
-        self.signalled, self.careful, self.called = signalled, careful, called
+        self.careful = careful
+        self.job: DeadJob | None = None
+        self.progress = NO_PROGRESS
 
     def make(self) -> None:
         """Announce the job, and mark it as announced in the dead set. Raises what the result
@@ -109,14 +101,15 @@ class Announcement:
                 self.title,
             )
             return
+        self.job, self.progress = job, job.progress
         self.title = one_line(f"{job.task}[{job.task_id}]")
         self.task = self.app.tasks.get(job.task)  # this worker may have others
         own = self.task and own_backend(self.task)
         self.backend = own or impatient_backend(self.app, os.getpid())
         self.exc = pill_of(job)
-        if not (self.signalled or self.careful):
+        if not (self.progress.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
-            self.signalled = True
+            self.progress = self.progress._replace(signalled=True)
         # A job without an id has no result. One that ended with its retry, or its replacement, goes
         # on under the same id: a failure would be stored for a job that runs.
         if None not in (job.task, job.task_id) and ITSELF not in job.steps:
@@ -126,6 +119,24 @@ class Announcement:
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
             self._tell_caller(job)
         self.dead.announced(job)
+
+    def store_progress(self, *, failed: bool = False) -> None:
+        """Store with the dead job how far this try came, for the next one. An error is only logged:
+        the next try then repeats the signal, and nothing that was published."""
+        if failed:
+            dead_set_of.cache_clear()  # its server may be another one by now
+            self.progress = self.progress._replace(failures=self.progress.failures + 1)
+        if self.job is None or self.progress == self.job.progress:
+            return
+        try:
+            dead_set_of(self.app, os.getpid()).store_progress(self.job, self.progress)
+        except (RedisError, OSError) as exc:
+            logger.warning(
+                "The progress of the failure notification for dead job %s could not be stored "
+                "(%s): receivers of job_killed may be called again.",
+                self.title,
+                exc,
+            )
 
     def _tell_caller(self, job: DeadJob) -> None:
         """Store the failure and publish what follows it."""
@@ -149,11 +160,11 @@ class Announcement:
                 self.title,
             )
             return
-        if not self.called:
+        if not self.progress.called:
             with self._publishing_followers():
                 self._chord_and_chain()
                 self._errbacks()
-            self.called = True
+            self.progress = self.progress._replace(called=True)
         if self.task is not None:  # else its receivers and its hook are with those who have it
             self._receivers(self.task)
 

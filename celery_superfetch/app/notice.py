@@ -1,7 +1,9 @@
 """The notice of a killed job: a job itself, which tells the caller, and whoever else wants to know.
 
 The script that kills pushes it to the front of the killed job's own queue; a pool process runs it.
-It is protected as every job is: recovered if its process dies, ended by the guard if it kills.
+It is protected as every job is: recovered if its process dies, ended by the guard if it kills. If
+it fails, it is parked, and tried later as the same message: its strikes stay in its history, and
+the dead job's record has how far it came.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from time import monotonic, time
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Reject
 from celery.utils.log import get_logger
 from kombu.serialization import dumps
 from kombu.utils.json import dumps as to_json
 from kombu.utils.uuid import uuid
 
 from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
-from ..model.job import Carried
 from ..model.log_text import one_line_each
 from ..store.database import Database
 from .backend_turn import PATIENCE, NotNow, held_off, pause
@@ -32,6 +34,15 @@ RUNS = 3
 
 #: A notice that failed waits twice as long after each further time, so often at most.
 DOUBLED = 8
+
+
+class Postponed(Reject):
+    """Raised by a task whose job is to be tried later: the worker parks it for so many seconds."""
+
+    def __init__(self, reason: str, seconds: float) -> None:
+        super().__init__(reason, requeue=True)
+        self.args = reason, seconds  # it goes to another process, which calls this with them
+        self.seconds = seconds
 
 
 class AnnounceTask(Task):
@@ -55,43 +66,31 @@ def add_announce_task(app: Celery) -> None:
         acks_on_failure_or_timeout=False,  # one that is cut short has not told
         reject_on_worker_lost=True,
         rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
-        max_retries=None,
         superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
     )
-    def announce(
-        self: Any,
-        signalled: bool = False,
-        careful: bool = False,
-        failures: int = 0,
-        called: bool = False,
-    ) -> None:
-        """How far earlier runs came (as ``Announcement`` has it), and how many failed."""
-        from .announcement import Announcement, dead_set_of
+    def announce(self: Any) -> None:
+        """Announce the dead job that the message names; if that fails, have it tried later."""
+        from .announcement import Announcement
 
-        strikes = (self.request.get("superfetch") or {}).get("strikes", 0)
+        header = self.request.get("superfetch") or {}
         dead_id = str(self.request.get(DEAD_ID_HEADER))
-        progress = {"signalled": signalled, "careful": careful or strikes >= RUNS, "called": called}
-        announcement = Announcement(self.app, dead_id, str(self.request.id), **progress)
+        careful = header.get("strikes", 0) >= RUNS
+        announcement = Announcement(self.app, dead_id, str(self.request.id), careful=careful)
         try:
             announcement.make()
+        except NotNow as exc:  # which is no failure of its own
+            announcement.store_progress()
+            raise Postponed("another one has no answer yet", pause()) from exc
         except Exception as exc:  # the result backend's errors are its own
-            if isinstance(exc, NotNow):  # which is no failure of its own
-                seconds = int(pause())
-            else:
-                seconds = int(pause() * 2 ** min(failures, DOUBLED))
-                failures += 1
-                dead_set_of.cache_clear()  # its server may be another one by now
-                logger.exception(
-                    "Killed job %s is in the dead set, but its caller could not be told. That is "
-                    "tried again in %d s.",
-                    announcement.title,
-                    seconds,
-                )
-            progress.update(signalled=announcement.signalled, called=announcement.called)
-            # In other bytes, so its strikes go with it: else its deaths had no end.
-            headers = {DEAD_ID_HEADER: dead_id, **Carried(strikes, time()).headers()}
-            again = {**progress, "failures": failures}
-            raise self.retry(exc=exc, kwargs=again, countdown=seconds, headers=headers) from exc
+            seconds = pause() * 2 ** min(announcement.progress.failures, DOUBLED)
+            logger.exception(
+                "Failure notification for dead job %s failed: its caller is not informed yet. It "
+                "is tried again in %d s.",
+                announcement.title,
+                seconds,
+            )
+            announcement.store_progress(failed=True)
+            raise Postponed("it failed", seconds) from exc
 
 
 class Notices:

@@ -38,7 +38,7 @@ logger = one_line_each(get_logger(__name__))
 
 #: Headers of Celery's own; all others Celery takes for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
-FIRST_RUN = Counters().as_header(0)
+FIRST_RUN = Counters().as_header()
 
 
 class Completed(BaseException):

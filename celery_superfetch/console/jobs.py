@@ -134,7 +134,7 @@ class Look:
             **{part: owner.get(part) for part in ("node", "owner", "verdict")},
             "queue": self._queue(queue_list),
             "list": queue_list,
-            "strikes": envelope.carried.strikes,
+            "strikes": 0,
             "recoveries": 0,
             # By the clock of its owner's host; not known of what has landed a moment ago.
             "claimed": utc(claimed_at(claim) if claim else None),

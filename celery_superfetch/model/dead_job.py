@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from math import inf, isnan
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from ..errors import BadFilter
 from .arguments import arguments
@@ -45,6 +45,32 @@ def utc(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
 
 
+class Progress(NamedTuple):
+    """How far the announcement of a dead job has come, over all runs of its failure
+    notification."""
+
+    signalled: bool = False  #: ``job_killed`` was sent
+    called: bool = False  #: its errbacks were published, and its chord has failed
+    failures: int = 0  #: tries that failed
+
+    @classmethod
+    def of(cls, value: Any) -> Progress:
+        """Read what ``as_record`` has made; from anything else, no progress."""
+        fields = value if isinstance(value, dict) else {}
+        return cls(
+            signalled=fields.get("signalled") is True,
+            called=fields.get("called") is True,
+            failures=whole(fields.get("failures")),
+        )
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields in the record of a dead job; none where there is no progress."""
+        return {"progress": self._asdict()} if self != NO_PROGRESS else {}
+
+
+NO_PROGRESS = Progress()
+
+
 @dataclass(frozen=True)
 class DeadJob:
     """A killed job, whole."""
@@ -71,6 +97,7 @@ class DeadJob:
     never_ran: bool = False
     whole_bytes: int = 0  #: size of the message, if ``payload`` is its head alone; 0: it is whole
     notice: str = ""  #: Celery's id of the failure notification that may announce it; empty: any
+    progress: Progress = NO_PROGRESS  #: how far that has come
 
     @property
     def parsed(self) -> bool:
@@ -89,6 +116,7 @@ class DeadJob:
         payload = {} if text is None else {"payload": text, "encoding": "utf-8"}
         record = self.record()
         del record["notice"]  # with it, a producer that sees the page could announce the job
+        record.pop("progress", None)
         return {
             **record,
             **payload,
@@ -121,6 +149,7 @@ class DeadJob:
             "encoding": "utf-8" if is_text else "base64",
             **{name: getattr(self, field) for name, field in STORED.items()},
             "history": list(self.history),
+            **self.progress.as_record(),
         }
 
     def dump(self, most_bytes: int = 0) -> str:
@@ -177,6 +206,7 @@ class DeadJob:
             history=tuple(map(_event, history)) if isinstance(history, list) else (),
             died_at=whole(died_at),
             steps=text_of(record.get("steps")),
+            progress=Progress.of(record.get("progress")),
         )
 
 

@@ -15,7 +15,6 @@ from .foreign import one_line
 from .records import parsed_json, whole
 
 DELIVERY = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
-CARRIED = "superfetch_strikes"  # header of a message that is sent as a pool child was lost
 #: What bytes can do to whoever reads them.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
@@ -39,7 +38,7 @@ class Job(NamedTuple):
 class Counters(NamedTuple):
     """What ended the earlier deliveries of a job, as far as it is remembered."""
 
-    strikes: int | None = None  # None: not recorded, so what the message carries counts
+    strikes: int = 0
     recoveries: int = 0
     #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s), and stop where
     #: it was one.
@@ -67,15 +66,10 @@ class Counters(NamedTuple):
         }
         return cls(**{name: as_read.get(name, whole)(raw) for name, raw in found.items() if raw})
 
-    def total(self, carried: int) -> int:
-        """Its strikes; ``carried`` are those that its message brings."""
-        return carried if self.strikes is None else self.strikes
-
-    def as_header(self, carried: int) -> dict[str, Any]:
-        """As a task sees it."""
-        strikes = self.total(carried)
-        counts = {"recoveries": self.recoveries, "strikes": strikes, "requeues": self.requeues}
-        return {**counts, "stops": self.stops}
+    def as_header(self) -> dict[str, int]:
+        """Return what a task sees of it."""
+        names = "recoveries", "strikes", "requeues", "stops"
+        return {name: getattr(self, name) for name in names}
 
 
 class Claimed(NamedTuple):
@@ -102,41 +96,12 @@ class Claimed(NamedTuple):
         return max(number, self.counters.token + 1) if self.counters else number
 
 
-class Carried(NamedTuple):
-    """Strikes that a job brings from the message before: it has other bytes, so other counters."""
-
-    strikes: int = 0
-    since: float = 0  # time of the first one (server s)
-    history: tuple[Mapping[str, Any], ...] = ()  # as in ``Counters``
-
-    @classmethod
-    def of(cls, headers: Mapping[str, Any]) -> Carried:
-        """Read a message's headers; what makes no sense counts for nothing."""
-        raw = headers.get(CARRIED)
-        if not isinstance(raw, dict):
-            return cls()
-        strikes, since, history = (raw.get(name) for name in cls._fields)
-        # JSON's true is an int for Python, and none for Redis.
-        if type(strikes) is not int or not isinstance(since, (int, float)) or strikes < 1:
-            return cls()
-        entries = history if isinstance(history, list) else []
-        return cls(strikes, since, tuple(entry for entry in entries if _is_event(entry)))
-
-    def within(self, window: float, now: float) -> Carried:
-        return self if now - self.since <= window else Carried()
-
-    def headers(self) -> dict[str, Any]:
-        latest = list(self.history[-20:])  # a header must not grow without bound
-        return {CARRIED: {**self._asdict(), "history": latest}} if self.strikes else {}
-
-
 class Envelope(NamedTuple):
     """What a payload says of itself; ``message`` is None where it is not a kombu message."""
 
     message: dict[str, Any] | None = None
     task: str | None = None
     task_id: str | None = None
-    carried: Carried = Carried()
     eta: float = 0.0  # when it is due (s since the epoch); 0 where it is at once, or cannot be read
 
 
@@ -179,7 +144,6 @@ def parse(payload: bytes) -> Envelope:
         properties["delivery_tag"]
         properties["delivery_info"]["routing_key"]
         headers = message.get("headers") or {}
-        carried = Carried.of(headers)
         hash(properties["delivery_tag"])
     except UNREADABLE:
         return Envelope()
@@ -193,7 +157,6 @@ def parse(payload: bytes) -> Envelope:
         message,
         task if isinstance(task, str) else None,
         next((id for id in ids if id and isinstance(id, str)), None),
-        carried,
         eta_of(fields.get("eta")),
     )
 

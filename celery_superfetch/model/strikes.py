@@ -130,8 +130,8 @@ class Recovery:
             own: its own pool process was lost, and its owner lives.
             details: reason, app_name and node.
         """
-        limit, carried = limits.strikes(envelope.task), envelope.carried
-        strikes = _strikes(counters.total(carried.strikes), blame, limit)
+        limit = limits.strikes(envelope.task)
+        strikes = _strikes(counters.strikes, blame, limit)
         recoveries, stops = counters.recoveries + 1, counters.stops + (blame is Blame.STOP)
         # A job that lost only its own pool processes needs no probation: its next loss is exact,
         # too.
@@ -147,7 +147,7 @@ class Recovery:
             blame=blame,
             strikes=strikes,
             recoveries=recoveries,
-            history=(*carried.history, *counters.history),
+            history=counters.history,
             limit=limit,
             probation=max(1, counters.probation + (blame is Blame.SUSPECT)) if suspected else 0,
             task=envelope.task,

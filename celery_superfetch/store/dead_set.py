@@ -3,8 +3,9 @@
 An *owner* is a process that claims jobs, a *reaper* one that finds dead owners and recovers their
 jobs. Both dead-letter jobs: ``kill`` makes the call, and ``counters.py`` sends it. A reaper's pass
 calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and users' own code,
-finds, retries and deletes. The task that announces a dead job to its caller uses ``awaits`` and
-``announced``, in a worker's pool process. The console's status reads counts and samples.
+finds, retries and deletes. The task that announces a dead job to its caller uses ``awaits``,
+``store_progress`` and ``announced``, in a worker's pool process. The console's status reads counts
+and samples.
 
 Each job is moved by one script: if the process dies, it is wholly in one place. Of several batches
 the later ones are untouched. A retry that was under way leaves the job in the dead set or on its
@@ -14,6 +15,7 @@ it has told a caller and before ``announced``, the caller is told again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -22,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import JobNotFound
 from ..model.arguments import printable
 from ..model.config import ANNOUNCE_TASK, DEAD_ID
-from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob
+from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob, Progress
 from ..model.job import digest, parse
-from ..model.records import whole
+from ..model.records import parsed_json, text_of, whole
 from ..model.strikes import Recovery
 from ..model.words import command
 from .database import Structure, chunks
@@ -184,6 +186,18 @@ class DeadSet(Structure):
         """Record that the job's notice has reached its caller."""
         self.client.srem(self.keys.unannounced, job.id)
 
+    def store_progress(self, job: DeadJob, progress: Progress) -> bool:
+        """Store in a job's record how far its announcement has come. Return False if the job was
+        retried, deleted or dropped, or has died again since it was read."""
+        keys = self.keys
+        raw = self.client.hget(keys.dead_jobs, job.id)
+        record = parsed_json(raw, dict[str, Any]()) if raw else {}
+        if not raw or text_of(record.get("notice")) != job.notice:
+            return False
+        new = json.dumps({**record, **progress.as_record()})
+        names = [keys.dead_jobs, keys.dead_caps, keys.dead_bytes]
+        return bool(self.scripts.run("progress", names, [job.id, digest(raw), new]))
+
     def delete(self, *ids: str) -> int:
         """Delete jobs for good, by their whole ids; return how many were there."""
         return self._delete(ids)
@@ -218,12 +232,9 @@ class DeadSet(Structure):
     def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """Return the call that moves one job back to a queue list."""
         keys, window = self.keys, int(self.config.strike_window)
-        # A message that a job sent again has its earlier strikes in its headers. A retry starts
-        # from zero: the script notes that these do not count, for so many seconds.
-        forgiven = window if parse(job.payload).carried.strikes else 0
         names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
         names += [keys.lock(f"retry:{job.id}"), keys.recovered]
-        args = [job.id, job.payload, expires, forgiven, job.steps, window]
+        args = [job.id, job.payload, expires, job.steps, window]
         return Call("retry", names, args)
 
     def kill(

@@ -18,7 +18,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils import json
 
-from ..model.job import CARRIED, DELIVERY, Carried, Counters, Job
+from ..model.job import DELIVERY, Job
 from ..model.log_text import one_line_each
 from ..model.words import number
 from .fetch.credit import Credit
@@ -127,16 +127,13 @@ class Message(virtual.Message):
 def _decode(lease: Lease) -> dict[str, Any]:
     """Return the payload of a job as kombu's dict, with what is known of earlier deliveries."""
     message: dict[str, Any] = json.loads(lease.job.payload)
-    again = lease.counters is not None
     info = message["properties"]["delivery_info"]
     info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
     headers = message["headers"] = message.get("headers") or {}
     headers.pop(DELIVERY, None)  # a producer cannot forge what the transport says
-    strikes = Carried.of(headers).strikes if CARRIED in headers else 0
-    if again:
+    if lease.counters is not None:
         mark_redelivered(message)
-    if again or strikes:
-        message["headers"][DELIVERY] = (lease.counters or Counters()).as_header(strikes)
+        message["headers"][DELIVERY] = lease.counters.as_header()
     return message
 
 

@@ -36,9 +36,10 @@ from redis.exceptions import RedisError
 
 from ..app.chords import is_on_redis
 from ..app.guard import limits_of
+from ..app.notice import Postponed
 from ..app.result_age import is_of_job
 from ..model.foreign import class_name, describe, message_of, one_line
-from ..model.job import CARRIED, DELIVERY
+from ..model.job import DELIVERY
 from ..model.log_text import one_line_each
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
@@ -56,7 +57,7 @@ ASKS_FIRST = "celery.worker.strategy:default"
 EXITED = "Worker exited prematurely: "  # how billiard begins
 
 #: Headers of one delivery, which a retry of the job must not carry on.
-OF_THE_DELIVERY = frozenset({DELIVERY, CARRIED, "redelivered"})
+OF_THE_DELIVERY = frozenset({DELIVERY, "redelivered"})
 
 
 class LeasedRequest(Request):
@@ -75,6 +76,7 @@ class LeasedRequest(Request):
     _killed = False  # it is in the dead set
     _greenlet_killed = False
     _settles = False  # its run is over, and its greenlet is about to settle it
+    _postponed_s = 0.0  # its task asked to be tried again after so many seconds
     _ended_its_worker = False  # its task raised an exception that ends a worker
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -341,6 +343,8 @@ class LeasedRequest(Request):
             limit = exc.args[0] if exc.args else None  # a task may raise it, too, with any value
             seconds = limit if type(limit) in (int, float) else "?"
             self._cut_short = f"hard time limit ({seconds} s)"
+        elif isinstance(exc, Postponed):
+            self._postponed_s = exc.seconds
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; all else that ends in a requeue is a lost process.
             processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
@@ -412,6 +416,11 @@ class LeasedRequest(Request):
             return None  # ``on_failure`` requeues it
         self._settles = True
         delivery = self.delivery
+        if delivery is not None and self._postponed_s and not self.acknowledged:
+            self.acknowledged = True
+            delivery.postpone(self._postponed_s)
+            self.send_event("task-rejected", requeue=True)
+            return None
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True

@@ -66,7 +66,7 @@ def intercept(lease: Lease, channel: Any) -> bool:
     # It was recovered to its queue, since it had lost only its own pool processes. In this worker
     # its next loss would be a suspect strike, which is never the last: one run too many.
     strike_limit = limits.strikes(task)
-    before_last = strike_limit is not None and (counters.strikes or 0) >= strike_limit - 1 > 0
+    before_last = strike_limit is not None and counters.strikes >= strike_limit - 1 > 0
     if before_last and not counters.probation and crash_ends_all_jobs(owner):
         goes_on_probation = True
     if goes_on_probation:

@@ -1,14 +1,13 @@
 -- Puts one job of the dead set back on a queue, as if it were new, but that it has handed on what it has.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, public queue list,
 --       the job's counters, lock of those who retry it, flag
--- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), seconds for
---       which the strikes that the payload carries are forgiven (0: it carries none), what it has
---       handed on (empty: nothing), seconds for which that is remembered
+-- ARGV: job id, payload, ms of the queue's x-expires (0: none that we know of), what it has handed on
+--       (empty: nothing), seconds for which that is remembered
 -- Returns: 1, or 0 when the job is no longer in the dead set
 -- Crash: the job is in exactly one of the two.
 local jobs, stats, queue, counters, lock, flag = KEYS[2], unpack(KEYS, 6, 10)
-local id, payload, steps = ARGV[1], ARGV[2], ARGV[5]
-local expires, forgiven, window = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
+local id, payload, steps = ARGV[1], ARGV[2], ARGV[4]
+local expires, window = tonumber(ARGV[3]), tonumber(ARGV[5])
 redis.call('DEL', lock)
 local no = wrong(queue)
 if no then return no end
@@ -22,13 +21,10 @@ redis.call('HDEL', jobs, id)
 drop({id}, caps)
 if expires > 0 then redis.call('PEXPIRE', queue, expires) end
 redis.call('DEL', counters)
--- What is recorded counts, and not what the payload says.
-if forgiven > 0 then redis.call('HSET', counters, 'strikes', 0) end
-if steps ~= '' then redis.call('HSET', counters, 'steps', steps) end
-local kept = math.max(forgiven, steps ~= '' and window or 0)
-if kept > 0 then
-  redis.call('EXPIRE', counters, kept)
-  flagged(flag, kept)
+if steps ~= '' then
+  redis.call('HSET', counters, 'steps', steps)
+  redis.call('EXPIRE', counters, window)
+  flagged(flag, window)
 end
 redis.pcall('HINCRBY', stats, 'retried', 1)
 return 1

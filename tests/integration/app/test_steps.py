@@ -241,7 +241,7 @@ def test_a_job_that_is_delivered_again_knows_whether_it_had_ended(pool, kept, re
     task.ignore_result, backend.persistent = kept == "task", kept != "backend"
     pool.bench.requeue(first.job)
     again = pool.take()
-    pool.run(again, header=again.counters.as_header(0))
+    pool.run(again, header=again.counters.as_header())
     [seen] = pool.seen
     assert seen["ended"] is (result in ("FAILURE", "SUCCESS") and not kept)
 
@@ -256,7 +256,7 @@ def test_a_result_of_an_older_job_with_the_same_task_id_says_nothing(pool, later
     again = pool.take()
     claimed = again.counters.claimed_at
     assert abs(claimed - time.time()) < 60
-    pool.run(again, header=again.counters.as_header(0), since=claimed + later)
+    pool.run(again, header=again.counters.as_header(), since=claimed + later)
     [seen] = pool.seen
     assert seen["ended"] is (later < 0)
 

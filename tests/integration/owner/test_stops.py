@@ -40,7 +40,7 @@ def test_what_ran_is_counted_and_what_waited_is_not(bench, owner):
     assert (entry["strike"], entry["stop"], entry["owner"]) == ("", True, owner.owner)
     assert bench.counters(OTHER).stops == 0
     again = run(bench, owner)
-    assert again.counters.as_header(0) == {
+    assert again.counters.as_header() == {
         "recoveries": 0,
         "strikes": 0,
         "requeues": 1,

@@ -9,9 +9,9 @@ import pytest
 from redis.exceptions import ResponseError
 
 from celery_superfetch.errors import JobNotFound
-from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.model.dead_job import DeadJob, Progress
 from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Carried, Counters, digest
+from celery_superfetch.model.job import Counters, digest
 from celery_superfetch.model.strikes import Recovery
 from celery_superfetch.store.dead_set import BATCH
 from support.workers.bench import Bench, payload
@@ -177,18 +177,28 @@ def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench):
     assert claimed.counters.steps == "handed-on"
 
 
-def test_strikes_that_a_retried_job_carries_are_forgiven(bench, owner):
-    raw = payload(1, **Carried(2, 1, ({"owner": "h|1|n"},)).headers())
-    kill(bench, owner, raw)
-    [job] = bench.dead_set.find()
-    assert job.strikes == 3
+def test_how_far_an_announcement_came_is_stored_with_its_job(bench):
+    """And its bytes are counted: a cap would otherwise drop jobs too late."""
+    [job] = bench.killed(JOB)
+    assert job.progress == Progress()
+    for progress in (Progress(signalled=True, failures=1), Progress(True, True, 2)):
+        assert bench.dead_set.store_progress(job, progress)
+        [stored] = bench.dead_set.find()
+        assert stored == replace(job, progress=progress)
+    [kept] = [kept for kept in bench.dead_set.kept() if kept.jobs]
+    assert kept.bytes == bench.client.hstrlen(bench.keys.dead_jobs, job.id)
+
+
+def test_no_progress_is_stored_of_a_job_that_left_or_died_again(bench):
+    """Otherwise its record came back without it, or was that of its death before."""
+    [job] = bench.killed(JOB)
     assert bench.retry(job)
-    [again] = bench.claim(bench.owner()).jobs
-    assert again.job.payload == raw, "byte for byte"
-    assert again.counters == Counters(strikes=0)
-    assert bench.recovery(again.job).strikes == 1, "not 3 again at once"
-    bench.ack(again.job.owner, again)
-    assert bench.counters(raw) == Counters()
+    assert not bench.dead_set.store_progress(job, Progress(signalled=True))
+    assert not bench.client.exists(bench.keys.dead_jobs)
+    [again] = bench.killed(JOB)
+    assert not bench.dead_set.store_progress(replace(again, notice="other"), Progress(True))
+    [stored] = bench.dead_set.find()
+    assert stored.progress == Progress()
 
 
 def test_a_job_is_retried_once(bench):

@@ -7,7 +7,6 @@ import json
 import kombu
 import pytest
 
-from celery_superfetch.model.job import Carried, digest
 from support.driver import Driver
 from support.waiting import eventually
 from support.workers.bench import payload
@@ -172,19 +171,6 @@ def test_what_a_message_says_of_its_deliveries_is_not_believed(url, bench):
         inbox.receive(1)
         assert "superfetch" not in inbox.messages[0].headers
         inbox.ack_all()
-
-
-def test_strikes_that_a_message_carries_are_told_until_it_has_some_of_its_own(url, bench):
-    raw = payload(1, **Carried(2, 1).headers())
-    bench.push("mail", raw)
-    for strikes in (2, 3):
-        with Inbox(url) as inbox:
-            inbox.receive(1)
-            assert inbox.messages[0].headers["superfetch"]["strikes"] == strikes
-            inbox.ack_all()
-        bench.client.set(bench.keys.recovered, 1)
-        bench.client.hset(bench.keys.recoveries(digest(raw)), "strikes", 3)
-        bench.push("mail", raw)
 
 
 @pytest.mark.parametrize("body", [[], {}, {"a": []}, "ö\x00", None, 1.0, 12345678901234567890])

@@ -6,15 +6,12 @@ import base64
 import hashlib
 import json
 import pickle
-from math import nan
 from typing import Any
 
 import pytest
 
 from celery_superfetch.model.job import (
-    CARRIED,
     CLAIMS_A_SECOND,
-    Carried,
     Envelope,
     Job,
     claim_id,
@@ -106,62 +103,6 @@ def test_a_body_that_cannot_be_read_safely_names_nothing(changes):
     envelope = parse(json.dumps(old).encode())
     assert envelope.message is not None
     assert (envelope.task, envelope.task_id) == (None, "id-1")
-
-
-@pytest.mark.parametrize(
-    "event",
-    [None, "gone", {"at": "yesterday"}, {"at": None}, {"at": 1e300}, {"at": -1}, {"at": nan}],
-)
-def test_a_carried_event_that_makes_no_sense_counts_for_nothing(event):
-    """Its time could not be shown, and the job was announced only at the second try."""
-    known = {"owner": "h|1|n", "at": 7}
-    headers = {CARRIED: {"strikes": 2, "since": 1000, "history": [event, known]}}
-    assert Carried.of(headers) == Carried(2, 1000, (known,))
-
-
-def test_strikes_that_a_message_carries_are_read():
-    strikes = Carried(2, 1000, ({"owner": "h|1|n"}, {"owner": "h|2|n"}))
-    headers = {"task": "shop.add", **strikes.headers()}
-    assert parse(payload(headers=headers)).carried == strikes
-    assert Carried().headers() == {}, "none, none said"
-    assert strikes.within(10, now=1010) == strikes
-    assert strikes.within(10, now=1011) == Carried(), "the window is over"
-
-
-def test_only_the_latest_strikes_are_carried_whole():
-    strikes = Carried(25, 1, tuple({"at": n} for n in range(25)))
-    (told,) = strikes.headers().values()
-    assert told["strikes"] == 25
-    assert [entry["at"] for entry in told["history"]] == list(range(5, 25))
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        None,
-        7,
-        [],
-        {},
-        *(
-            {"strikes": strikes, "since": 1, "history": []}
-            for strikes in (True, 2.0, "2", 0, -1, None)
-        ),
-        {"strikes": 2, "since": None, "history": []},
-    ],
-    ids=repr,
-)
-def test_strikes_that_make_no_sense_count_for_nothing(header):
-    """Redis takes no bool: such a job stayed in the list of its dead owner for ever."""
-    envelope = parse(payload(headers={"task": "shop.add", CARRIED: header}))
-    assert envelope.task == "shop.add", "and the message is a message"
-    assert envelope.carried == Carried()
-
-
-@pytest.mark.parametrize("history", [None, 7, [7, None]], ids=repr)
-def test_a_history_that_makes_no_sense_is_none(history):
-    header = {"strikes": 2, "since": 1, "history": history}
-    envelope = parse(payload(headers={CARRIED: header}))
-    assert envelope.carried == Carried(2, 1, ())
 
 
 JUNK = {

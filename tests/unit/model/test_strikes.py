@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.model.job import Carried, Envelope, Job, digest
+from celery_superfetch.model.job import Envelope, Job, digest
 from celery_superfetch.model.strikes import (
     Blame,
     Counters,
@@ -200,19 +200,6 @@ def test_a_lower_limit_takes_no_strike_back():
     known = recovery(counters=Counters(strikes=7), blame=Blame.SUSPECT)
     assert known.strikes == 7
     assert decide(known) is Decision.RECOVER, "it was a suspect again, and no more"
-
-
-def test_strikes_that_the_message_carries_count():
-    carried = Carried(strikes=2, since=1, history=({"at": 1},))
-    struck = KNOWN._replace(carried=carried)
-    first = recovery(struck, Counters(recoveries=4))
-    assert (first.strikes, first.recoveries) == (3, 5)
-    assert first.history == ({"at": 1},)
-    later = recovery(struck, Counters(3, 5, ({"at": 2},)))
-    assert later.strikes == 4, "the counters began with what it carries"
-    assert later.history == ({"at": 1}, {"at": 2})
-    forgiven = recovery(struck, Counters(strikes=0))
-    assert forgiven.strikes == 1
 
 
 def test_a_recovery_knows_its_job_by_name_and_by_digest():
