@@ -78,10 +78,10 @@ def add_announce_task(app: Celery) -> None:
         announcement = Announcement(self.app, dead_id, str(self.request.id), careful=careful)
         try:
             announcement.make()
-        except NotNow as exc:  # which is no failure of its own
+        except NotNow:  # which is no failure of its own
             announcement.store_progress()
-            raise Postponed("another one has no answer yet", pause()) from exc
-        except Exception as exc:  # the result backend's errors are its own
+            raise Postponed("another one waits for the result backend", pause()) from None
+        except Exception:  # the result backend's errors are its own
             seconds = pause() * 2 ** min(announcement.progress.failures, DOUBLED)
             logger.exception(
                 "Failure notification for dead job %s failed: its caller is not informed yet. It "
@@ -90,7 +90,7 @@ def add_announce_task(app: Celery) -> None:
                 seconds,
             )
             announcement.store_progress(failed=True)
-            raise Postponed("it failed", seconds) from exc
+            raise Postponed("it failed", seconds) from None
 
 
 class Notices:

@@ -55,7 +55,7 @@ def test_a_result_backend_that_hangs_stops_nobody(pool, worker, unannounced, cli
     chord included."""
     proxy.stall()
     one = worker(app="told", options=OFTEN, result_url=proxy.url(), pool=pool, concurrency=2)
-    one.wait_log("its caller could not be told")
+    one.wait_log("its caller is not informed yet")
     bench = Bench(client)
     job = payload("orphan", "celery", "told.note", ignore_result=True)
     dead = bench.dead_owner([job], "celery", lists=["celery"])

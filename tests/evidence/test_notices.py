@@ -69,7 +69,7 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
         result_url=proxy.url(),
         env={"KILL": "1", "C_FORCE_ROOT": "1"},
     )
-    one.wait_log("its caller could not be told")
+    one.wait_log("its caller is not informed yet")
     assert ledger.told("job_killed") == [result.id], "receivers hear at once"
     proxy.heal()
     with pytest.raises(PoisonPill):
@@ -79,6 +79,31 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
     for what in ("job_killed", "poisoned", "task_failure"):
         assert len(ledger.told(what)) == 1, what
     assert not bench.client.exists("elsewhere")
+
+
+@pytest.mark.parametrize("without", ["", "stored_progress"], ids=["with", "control"])
+def test_a_notice_that_waits_outlives_its_worker_and_goes_on_where_it_was(
+    worker, app, bench, db, ledger, proxy, without
+):
+    """By kill -9 while it is parked: the next worker announces the job, and calls receivers of
+    ``job_killed`` no second time. The control: it does."""
+    settings = {"app": "told", "concurrency": 1, "result_url": proxy.url()}
+    settings |= {"options": ONE_STRIKE, "env": {"WITHOUT": without, "KILL": "1"}}
+    pill = app.signature("told.pill", ("one",)).apply_async()
+    bench.orphan("celery")
+    proxy.stall()
+    first = worker(**settings)
+    first.wait_log("its caller is not informed yet")
+    eventually(lambda: db.client.zcard("superfetch:parked:celery") == 1)
+    first.die()
+    assert not db.held()
+    proxy.heal()
+    worker(**settings)
+    with pytest.raises(PoisonPill):
+        pill.get(timeout=60)
+    eventually(lambda: not db.client.exists(UNANNOUNCED))
+    assert ledger.told("job_killed") == [pill.id] * (2 if without else 1)
+    eventually(lambda: not db.counters() and not db.length())
 
 
 def test_what_kills_each_notice_ends_and_no_notice_follows_a_notice(worker, app, db, ledger):

@@ -103,6 +103,51 @@ def test_a_park_whose_reply_was_lost_is_sent_again_and_parks_once(bench, owner):
     assert bench.private(owner) == [*bench.driver] == []
 
 
+def test_a_run_that_ends_in_a_park_keeps_its_strikes_and_counts_a_requeue(bench, owner):
+    """Its steps note is there for the next run, and the fencing token grows."""
+    history = bench.keys.recoveries(digest(payload(1)))
+    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(history, mapping={"strikes": 2, "recoveries": 2})
+    [one] = claim(bench, owner, 1)
+    bench.driver.deliver(one.job)
+    bench.driver.heartbeat_confirmed(owner.owner)
+    assert bench.driver.start(one.job)
+    bench.client.hset(bench.keys.private(owner.owner), f"s{one.job.claim_id}", "published")
+    bench.driver.postpone(one.job, 30)
+    bench.driver.flush()
+    assert (parked(bench), bench.private(owner), [*bench.driver]) == ([payload(1)], [], [])
+    assert due(bench) == 1
+    [again] = bench.claim(owner).jobs
+    counters = again.counters
+    assert (counters.strikes, counters.recoveries, counters.requeues) == (2, 2, 1)
+    assert counters.steps == "published"
+    assert again.token > one.token
+    assert 0 < bench.client.ttl(history) <= bench.config.strike_window
+
+
+def test_jobs_that_cannot_run_now_return_in_the_order_in_which_they_came(bench, owner):
+    jobs = claim(bench, owner, *range(20))
+    for claimed in jobs:
+        bench.driver.postpone(claimed.job, 1)
+    bench.driver.flush()
+    bench.push("mail", payload("waits"))
+    assert due(bench) == 20
+    assert bench.queue() == [*(payload(n) for n in range(20)), payload("waits")]
+
+
+def test_a_job_that_cannot_run_now_is_refused_a_park_and_waits_for_its_requeue(bench, owner):
+    """Without a pause it would be claimed and refused without end."""
+    [one] = claim(bench, owner, 1)
+    bench.client.set(bench.keys.parked_of("mail"), "a text")
+    bench.driver.postpone(one.job, 1)
+    bench.driver.flush()
+    assert (bench.queue(), bench.private(owner)) == ([], [payload(1)])
+    assert not bench.driver.has_unsent, "not in each tick"
+    bench.driver.retry_requeues_now()
+    bench.driver.flush()
+    assert (bench.queue(), bench.private(owner)) == ([payload(1)], [])
+
+
 def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
     jobs = claim(bench, owner, *range(BATCH + 50))
     jobs += bench.driver.claim(owner.owner, ["mail"], 100, 1, []).jobs

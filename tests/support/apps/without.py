@@ -566,6 +566,11 @@ def registered_names() -> None:
     database.Database.counted_as = lambda self, task: task or ""
 
 
+def stored_progress() -> None:
+    """How far an announcement came is forgotten where it fails."""
+    dead_set.DeadSet.store_progress = lambda self, job, progress: False
+
+
 def awaited_notices() -> None:
     """Whatever calls itself the notice of a dead job announces it."""
     dead_set.DeadSet.awaits = lambda self, job, notice: True

@@ -24,7 +24,7 @@ HEADERS = (
     *("task", "id", "lang", "root_id", "parent_id", "group", "group_index", "shadow", "eta"),
     *("expires", "retries", "timelimit", "argsrepr", "kwargsrepr", "origin", "ignore_result"),
     *("stamped_headers", "stamps", "compression", "redelivered", "replaced_task_nesting"),
-    *("superfetch", "superfetch_strikes", "headers", "utc", "chord", "reply_to"),
+    *("superfetch", "headers", "utc", "chord", "reply_to"),
 )
 PROPERTIES = (
     *("correlation_id", "reply_to", "delivery_mode", "delivery_info", "priority"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
+from celery_superfetch.model.dead_job import Progress
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.step import Claim
 from celery_superfetch.store.dead_set import DeadSet
@@ -174,6 +175,12 @@ def trim(bench: Bench) -> Case:
     return Case(call_of(dead_set.trim, [0] * 6), settles=True)
 
 
+def progress(bench: Bench) -> Case:
+    [job] = Bench(bench.client, global_keyprefix=bench.config.global_keyprefix).killed(ONE)
+    call = call_of(lambda: bench.dead_set.store_progress(job, Progress(signalled=True)), 1)
+    return Case(call, (bench.keys.dead_of("shop"),))
+
+
 def call_of(method: Callable[[], object], answer: Any) -> Call:
     """The script that it would run."""
     with mock.patch.object(Scripts, "run", return_value=answer) as run:
@@ -199,4 +206,5 @@ CASES = [
     retry,
     delete,
     trim,
+    progress,
 ]
