@@ -147,6 +147,8 @@ def parse(payload: bytes) -> Envelope:
         hash(properties["delivery_tag"])
     except UNREADABLE:
         return Envelope()
+    if not isinstance(headers, dict):
+        return Envelope()
     fields = headers
     if "task" not in headers:  # protocol 1: the body says it, as far as that can be read
         with suppress(*UNREADABLE):

@@ -35,7 +35,7 @@ def test_what_ran_is_counted_and_what_waited_is_not(bench, owner):
     stop(bench, ran, waited)
     assert bench.queue() == [JOB, OTHER]
     counted = bench.counters(JOB)
-    assert (counted.stops, counted.strikes, counted.recoveries) == (1, None, 0)
+    assert (counted.stops, counted.strikes, counted.recoveries) == (1, 0, 0)
     [entry] = counted.history
     assert (entry["strike"], entry["stop"], entry["owner"]) == ("", True, owner.owner)
     assert bench.counters(OTHER).stops == 0

@@ -197,7 +197,7 @@ def test_what_an_orphan_has_handed_on_is_known_to_its_next_run(bench):
 # -- what goes wrong half way
 
 
-@pytest.mark.parametrize("strikes", [None, 1], ids=["", "on probation"])
+@pytest.mark.parametrize("strikes", [0, 1], ids=["", "on probation"])
 def test_a_key_of_another_type_moves_nothing_and_counts_nothing(bench, strikes):
     """Found half way it would cost the jobs that had left their list by then."""
     other = payload(2)
