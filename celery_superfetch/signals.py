@@ -1,4 +1,10 @@
-"""Signals of this package, and what they bring."""
+"""Signals of this package, and what they bring.
+
+Foreign names:
+
+celery utils.
+    call receivers that may exit: dispatch.signal:Signal._live_receivers(sender)
+"""
 
 from __future__ import annotations
 

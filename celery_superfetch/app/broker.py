@@ -7,6 +7,11 @@ reap task, ``DeadSet``, the inspector, commands and a worker that starts call ``
 
 Nothing here is stored. If the process dies, its connections are closed; its owner's death is the
 reaper's matter.
+
+Foreign names:
+
+celery app.
+    examine each message that a job publishes: amqp:AMQP.send_task_message
 """
 
 from __future__ import annotations
@@ -64,7 +69,9 @@ class _PooledConnection(Connection, kombu.connection.PooledConnection):
 
 class _Pool(kombu.connection.ConnectionPool):
     def new(self) -> _PooledConnection:
-        return _PooledConnection(self, **dict(self.connection._info(resolve=False)))
+        connection = super().new()
+        connection.__class__ = _PooledConnection
+        return connection
 
 
 class AMQP(celery.app.amqp.AMQP):

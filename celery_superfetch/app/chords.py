@@ -8,6 +8,17 @@ the part is recovered, and its next run publishes the body.
 ``fail_part`` counts a part that never ran to its end. ``announcement`` calls it for a dead-lettered
 job (if that process dies, the notice is recovered, and calls it again), and
 ``worker/unknown_tasks.py`` for a job that no worker can run.
+
+Foreign names:
+
+celery backends.redis:
+    count the parts of chords: RedisBackend.on_chord_part_return(request,state,result)
+        RedisBackend._unpack_chord_result(tup,decode) RedisBackend._chord_zset
+        RedisBackend.expires RedisBackend.client
+        RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7
+    let the next run of a part publish the body: RedisBackend._chord_cleanup_script>=5.7
+        CHORD_CLEANUP_LUA>=5.7 RedisBackend._chord_claim_extend_script>=5.7
+        CHORD_CLAIM_EXTEND_LUA>=5.7
 """
 
 from __future__ import annotations

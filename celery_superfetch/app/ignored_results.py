@@ -3,6 +3,11 @@ Celery decide that differently.
 
 ``steps`` asks before a run, since an earlier run may have stored its result, and ``announcement``
 before it stores the failure of a dead-lettered job. Pure functions: a death loses nothing.
+
+Foreign names:
+
+celery app.
+    store a failure where Celery would: trace:get_actual_ignore_result(task,request)>=5.6
 """
 
 from __future__ import annotations

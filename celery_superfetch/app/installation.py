@@ -5,6 +5,12 @@ The user's module calls ``install`` in each process of the app: worker, beat, pr
 Celery's signals call ``configure`` whenever the app's settings were read, and ``worker/steps.py``
 when a worker is made. All of it is in memory, so a death loses nothing: the next process installs
 again.
+
+Foreign names:
+
+celery utils.
+    set an app's defaults: collections:ConfigurationView._to_keys(key)
+    be the first receiver: dispatch.signal:Signal.receivers
 """
 
 from __future__ import annotations

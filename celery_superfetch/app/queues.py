@@ -35,10 +35,8 @@ class Routes:
         self, message: Mapping[str, Any], exchange: str, routing_key: str
     ) -> dict[str, int]:
         """Return the message's queue lists -> ms of their x-expires; empty if it goes to none."""
-        channel = self._channel
-        priority = channel._get_message_priority(message, reverse=False)
-        queues = self._queues(exchange, routing_key)
-        return {channel._q_for_pri(queue, priority): channel.expires_of(queue) for queue in queues}
+        channel, queues = self._channel, self._queues(exchange, routing_key)
+        return {channel.list_for(queue, message): channel.expires_of(queue) for queue in queues}
 
     def _look_up(self, exchange: str, routing_key: str) -> list[str]:
         channel = self._channel
@@ -49,7 +47,7 @@ class Routes:
                 channel.exchange_declare(exchange, "topic")
         # A broadcast was for one worker: no other worker reads the queue that kombu made for it.
         fanout = exchange and channel.typeof(exchange).type == "fanout"
-        queues = () if fanout else channel._lookup(exchange, routing_key)
+        queues = () if fanout else channel.bound_queues(exchange, routing_key)
         return sorted(filter(None, {*queues}))
 
 

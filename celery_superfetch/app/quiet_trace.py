@@ -1,5 +1,11 @@
 """Runs this package's reap task without Celery's signals of a task, which are for users' tasks. A
-run that dies with its process is not repeated: beat sends the next one in some seconds."""
+run that dies with its process is not repeated: beat sends the next one in some seconds.
+
+Foreign names:
+
+celery app.
+    run a task without its signals: task:Task.__trace__
+"""
 
 from __future__ import annotations
 
@@ -32,8 +38,6 @@ class QuietTask(Task):
     def _run_quietly(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
         """Run the task and return the outcome of a success, as Celery's tracer does. An error is
         logged: the next run is another try."""
-        from celery.app.trace import trace_ok_t  # not at the top: a producer does without it
-
         started, text = monotonic(), ""
         context = Context(request or {}, args=args, called_directly=False, kwargs=kwargs)
         self.request_stack.push(context)
@@ -45,4 +49,4 @@ class QuietTask(Task):
             logger.exception("Task %s[%s] failed; beat sends the next.", self.name, uuid)
         finally:
             self.request_stack.pop()
-        return trace_ok_t(None, None, monotonic() - started, text)
+        return None, None, monotonic() - started, text

@@ -5,6 +5,14 @@ failure never replaces a success.
 app, a worker that starts calls the latter again. The patched methods run where a job runs. If the
 process dies in one, the result is stored or it is not; the job is recovered, and its next run
 stores one again.
+
+Foreign names:
+
+celery
+    find the result backends of an app and of its tasks: app.base:Celery._get_backend()
+        app.base:Celery._backend app.task:Task._backend
+    keep a success: backends.redis:RedisBackend._set(key,value)
+        backends.redis:RedisBackend.expires backends.redis:RedisBackend.client
 """
 
 from __future__ import annotations

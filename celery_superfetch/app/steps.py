@@ -8,6 +8,15 @@ owner by now.
 
 If the process dies in a run, the job is recovered, and its next claim has the steps note, which
 says what was published (``model.step``): only the rest is published again.
+
+Foreign names:
+
+celery app.trace:
+    know what a job publishes as it ends: fast_trace_task(task,uuid,request,body,type,encoding)
+        trace_task_ret(name,uuid,request,body,type,encoding)
+    find the task of the worker's app: _localized.__iter__()
+celery backends.redis:
+    count a part of a chord again: RedisBackend.on_chord_part_return(request,state,result)
 """
 
 from __future__ import annotations

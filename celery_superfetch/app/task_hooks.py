@@ -7,8 +7,16 @@ methods of the task and of its result backend, all of Celery's public interface:
 ``on_chord_part_return``. Outside the run of a job the wrappers only call what they wrap. If the
 process dies, nothing of this is left.
 
-Foreign names beside these: ``trace.build_tracer`` and ``Task.__trace__``. Celery's tracer takes a
-task's ``run`` when it is built, so that it is built again.
+Celery's tracer takes a task's ``run`` when it is built, so that it is built again.
+
+Foreign names:
+
+celery
+    know when a body ends, and what Celery publishes after it: app.task:Task.on_replace(sig)
+        app.trace:build_tracer(name,task,loader,hostname,app=) app.task:Task.__trace__
+        backends.base:Backend.mark_as_done(id,result)
+        backends.base:Backend.mark_as_failure(id,exc,traceback,request=)
+        backends.redis:RedisBackend.on_chord_part_return(request,state,result)
 """
 
 from __future__ import annotations

@@ -4,6 +4,11 @@ A task copies the settings when it is first used. A task that is used before the
 library, or an import order) keeps Celery's defaults: its jobs are acked before they run, and are
 lost with their pool process. The settings do not show that. The worker logs such tasks when it has
 started; `install()` and `superfetch doctor` ask the same of single tasks.
+
+Foreign names:
+
+celery app.
+    know who chose that a task acks early: task:Task.bind~__bound__
 """
 
 from __future__ import annotations

@@ -5,6 +5,14 @@ stops. This module's native thread goes on, but may touch none of gevent's locks
 heartbeat thread connects, as redis-py does, and the native thread only writes and reads bytes
 there. It ends when the heartbeat thread has ended. If the process dies, it dies, too, and a peer
 declares the owner dead.
+
+Foreign names:
+
+gevent
+    send heartbeats while its hub is blocked: monkey:get_original(mod_name,item_name)
+        socket:socket._sock ssl:SSLSocket._sslobj
+redis
+    find the socket of the heartbeat's connection: connection:Connection._sock
 """
 
 from __future__ import annotations

@@ -3,6 +3,12 @@
 The heartbeat thread calls it, and the owner for a failover; what follows from the server's answers
 is the owner's business: ``HeartbeatListener``. If the process dies, the record of the owner stays
 on the server and no heartbeat comes any more: a peer declares the owner dead.
+
+Foreign names:
+
+redis
+    have a connection of its own, which no full pool can stop: client:Redis.connection
+    know that the connection is another one: connection:Connection._sock
 """
 
 from __future__ import annotations

@@ -9,13 +9,28 @@ A claimed job is in the private list of its owner (this process) in Redis until 
 process dies, a reaper finds the owner dead and recovers these jobs. A message whose publish was
 under way is on its queue or was not sent; so is a step, with its note in the claim. A message of
 ``basic_get(no_ack=True)`` is lost, as with stock kombu.
+
+Foreign names:
+
+kombu transport.redis:Channel.
+    know from which queues to claim: _update_queue_cycle() _basic_cancel(consumer_tag)
+    know the lists of a queue: _q_for_pri(queue,pri) _lookup(exchange,routing_key)
+        _get_message_priority(message,reverse=)
+    publish a step: _put(queue,message)
+    leave to kombu what wants no ack, and no more: active_queues _fanout_queues _brpop_read()
+    say of a message without ack that it was delivered before: _get(queue)
+    count and purge suspects, too: _size(queue) _purge(queue)
+    say that a queue exists: _has_queue(queue)
+    declare bindings that are gone again: _queue_bind(exchange,routing_key,pattern,queue)
+    keep x-expires: _new_queue(queue) _expires>=5.7
+    leave a server that became a replica: _connparams(asynchronous)
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from functools import partial
 from queue import Empty
@@ -72,6 +87,7 @@ class Channel(FrugalChannel):
         #: Queue fetched reliably -> its consumer's callback. kombu's own table is one for the whole
         #: connection: in it two channels that consume one queue would share a callback.
         self._callbacks: dict[str, Callable[[Any], Any]] = {}
+        self._queue_of_tag: dict[str, str] = {}  # of the consumers of these queues
         super().__init__(*args, **kwargs)
         # With ack_emulation=False kombu would choose a QoS whose acks do not reach the server.
         self.QoS = _qos
@@ -208,16 +224,19 @@ class Channel(FrugalChannel):
                 raise
         return True
 
-    def basic_consume(self, queue: str, no_ack: bool, callback: Any, *args: Any, **kw: Any) -> Any:
+    def basic_consume(
+        self, queue: str, no_ack: bool, callback: Any, consumer_tag: Any, *args: Any, **kw: Any
+    ) -> Any:
         if not no_ack and queue not in self._fanout_queues:
             self.fetch  # noqa: B018 - made now: a wrong option has to be raised to the caller
             self._callbacks[queue] = callback
-        return super().basic_consume(queue, no_ack, callback, *args, **kw)
+            self._queue_of_tag[consumer_tag] = queue
+        return super().basic_consume(queue, no_ack, callback, consumer_tag, *args, **kw)
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
-        queue = self._tag_to_queue.get(consumer_tag)
+        queue = self._queue_of_tag.pop(consumer_tag, None)
         result = super()._basic_cancel(consumer_tag)
-        if queue in self._callbacks and queue not in self._active_queues:
+        if queue is not None and queue not in self._queue_of_tag.values():
             del self._callbacks[queue]
             self.fetch.cancel(set(self._lists_of(queue)))
             self._update_queue_cycle()
@@ -251,6 +270,14 @@ class Channel(FrugalChannel):
 
     def _lists_of(self, queue: str) -> list[str]:
         return [self._q_for_pri(queue, pri) for pri in self.priority_steps]
+
+    def list_for(self, queue: str, message: Mapping[str, Any]) -> str:
+        """Return the list of a queue to which a message goes, by its priority."""
+        return str(self._q_for_pri(queue, self._get_message_priority(message, reverse=False)))
+
+    def bound_queues(self, exchange: str, routing_key: str) -> Collection[str]:
+        """Return the queues that are bound to an exchange by a routing key."""
+        return self._lookup(exchange, routing_key) or ()
 
     def _purge(self, queue: str) -> int:
         """Delete a queue's messages, suspects and parked jobs; return how many there were."""
@@ -317,8 +344,7 @@ class Channel(FrugalChannel):
             self._steps = PrivateLists(self.database)
         ms, name = self.expires_of(queue), step.name(queue if self._several else "")
         # The step goes to the first of these lists; the x-expires of all is renewed.
-        first = self._q_for_pri(queue, self._get_message_priority(message))
-        lists = [first, *(self._lists_of(queue) if ms else ())]
+        lists = [self.list_for(queue, message), *(self._lists_of(queue) if ms else ())]
         publish_step(step, partial(self._steps.publish_step, name, redis.dumps(message), lists, ms))
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:

@@ -5,6 +5,14 @@ kombu calls ``QoS``, once for each message that is acked or rejected, and when t
 the worker calls ``Delivery``: a request that ends acks it, and a job that cannot run leaves by
 ``end_by``. If the process dies, each job that was not acked on the server is in the owner's private
 list, and runs again.
+
+Foreign names:
+
+kombu transport.virtual:
+    requeue jobs when a channel closes: QoS.restore_unacked() QoS.restore_unacked_once(stderr)
+    put back what a cancelled read has taken: Channel._restore(message)
+celery worker.
+    count the free slots where Celery does: consumer.tasks:Tasks.can_consume>=5.6
 """
 
 from __future__ import annotations

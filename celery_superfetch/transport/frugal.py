@@ -10,6 +10,14 @@ that uses the channel: a producer's, or that of a worker's event loop.
 
 If the process dies, its connections close, and no key has to be removed. A message that the server
 sends by BRPOP at that moment is lost, as with stock kombu: the queue has no acks.
+
+Foreign names:
+
+kombu transport.redis:Channel.
+    keep no connection that is not used: client _create_client(asynchronous=) _in_poll _pool
+        _get_pool(asynchronous=) _disconnect_pools() auto_delete_queues _fanout_queues
+        _on_connection_disconnect(connection) active_queues _basic_cancel(consumer_tag)
+        _brpop_read() _connparams(asynchronous)
 """
 
 from __future__ import annotations
@@ -28,10 +36,12 @@ class FrugalChannel(redis.Channel):
     connection for BRPOP only while it consumes a queue without acks."""
 
     _pool: Any = None  # the shared pool
+    _is_made = False  # kombu's constructor has returned
     _closing_connection: Any = None  # the connection for BRPOP, while this channel closes it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._is_made = True
         # kombu has pinged the server with a client on the shared pool, and keeps it as the one for
         # BRPOP. That one is made when it is needed.
         self.__dict__.pop("client", None)
@@ -74,10 +84,10 @@ class FrugalChannel(redis.Channel):
 
     @lazy_property
     def client(self) -> Any:
-        """kombu's client for BRPOP. While kombu's constructor runs (``_registered`` is False), it
-        pings the server with it: that client uses the shared pool. Otherwise each producer would
-        open a connection that it never uses again."""
-        return self._create_client(asynchronous=self._registered)
+        """kombu's client for BRPOP. kombu's constructor pings the server with it: that client uses
+        the shared pool. Otherwise each producer would open a connection that it never uses
+        again."""
+        return self._create_client(asynchronous=self._is_made)
 
     def _close_idle_client(self) -> None:
         """Close the connection for BRPOP if no queue is consumed with it. If it stayed open and the

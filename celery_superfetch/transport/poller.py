@@ -5,6 +5,16 @@ It has two callers. Celery's event loop (the *hub*) calls ``on_poll_start`` befo
 ``get``. Both let each fetch loop tick, and deliver the jobs that are ready. Other threads call
 ``wake``. If the process dies, its sockets close, and the server ends its blocking reads; a job that
 one of them brings at that moment has landed, and the reaper requeues it.
+
+Foreign names:
+
+kombu transport.redis:MultiChannelPoller.
+    fetch once in each tick of the loop: _channels _in_protected_read on_poll_start()
+        get(callback,timeout)
+    read blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
+    forget a connection that is closed: _chan_to_sock
+kombu asynchronous.hub:Hub.
+    watch no socket together with a forked child: _create_poller()
 """
 
 from __future__ import annotations

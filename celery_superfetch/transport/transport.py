@@ -6,6 +6,13 @@ one with each connection, in workers, producers and commands, in the thread that
 worker Celery calls ``register_with_event_loop`` each time it has connected.
 
 It has no state outside of the process, so that a death leaves nothing.
+
+Foreign names:
+
+kombu transport.redis:
+    ask Sentinels: SentinelChannel._sentinel_managed_pool(asynchronous)
+redis
+    know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager
 """
 
 from __future__ import annotations

@@ -9,6 +9,13 @@ replaced by a plain one of Celery's or Python's own.
 A pool calls ``run_and_pack`` in a pool process, or ``run_and_check`` in a thread, a greenlet or a
 solo pool; ``LeasedRequest`` reads in the worker what they return. An outcome is nowhere stored: if
 the process or the worker dies before the job is settled, the job runs again.
+
+Foreign names:
+
+billiard
+    know that a process was told to end: common:terminate_handler_fired()>=4.3
+celery utils.
+    replace what cannot be pickled: serialization:UnpickleableExceptionWrapper(mod,name,args,text)
 """
 
 from __future__ import annotations

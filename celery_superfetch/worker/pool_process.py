@@ -3,6 +3,14 @@ the worker when it reads no more jobs. ``worker.pool_slots`` receives the report
 
 If the process dies between a report and its end, the worker finds the job by the process's exit, as
 in stock Celery.
+
+Foreign names:
+
+celery concurrency.
+    report which process leaves: asynpool:Worker._make_child_methods() asynpool:Worker.wait_for_job
+        asynpool:Worker._ensure_messages_consumed(completed=) asynpool:Worker.prepare_result(result)
+        asynpool:Worker.outq asynpool:Worker.maxtasks asynpool:Worker.max_memory_per_child
+        asynpool:AsynPool.Worker prefork:TaskPool.Pool
 """
 
 from __future__ import annotations

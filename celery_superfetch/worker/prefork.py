@@ -4,6 +4,30 @@ each function replaces one method of a pool that loses a job, runs one twice, or
 The gate applies all of them once, when the pool has started (``mend``). They keep the worker alive;
 if it dies all the same, the reaper recovers its jobs. ``docs/contribute/reports.md`` has reports
 for Celery that would end the repairs, all but that of the forks, which only this package needs.
+
+Foreign names:
+
+billiard
+    know whose job it is: pool:ApplyResult._accept_callback pool:ApplyResult._write_to
+    know whether a child has begun with a job: pool:ApplyResult._accepted
+        pool:ApplyResult._time_accepted
+    take a job back from the pool: pool:ApplyResult.discard()
+    read what a dead child has sent: process:BaseProcess._is_alive()
+billiard ._pool.
+    know its children and their jobs: _cache.values() _pool.__iter__()
+    fork when that harms no one: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
+    read what a dead child has sent: on_job_process_down(job,pid)
+celery concurrency.
+    know that a child has died: asynpool:AsynPool.dead
+    listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll
+celery .
+    keep what runs through a lost connection: flush() _pool.outbound_buffer.__iter__()
+    read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
+        _pool._result_handler.fileno_to_outq.__getitem__(fd)
+    forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
+        _pool._fileno_to_outq.__getitem__(fd) _pool._fileno_to_synq.__getitem__(fd)
+    listen for the end of each child: _pool._untrack_child_process(proc,hub)
+    read what a dead child has sent: _pool.process_flush_queues(proc)
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""What a Celery worker adds: its bootsteps, and what it tells the transport of its pool."""
+"""What a Celery worker adds: its bootsteps, and what it tells the transport of its pool.
+
+Foreign names:
+
+kombu
+    let greenlets run while the worker waits for the broker: utils.functional:sleep
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,20 @@
 """The stop of a worker: marks its owners as stopping, so that it starts no more jobs, and requeues
 the jobs that have not started. If the worker is killed meanwhile, its owner record says that it was
-stopping, and the runs that were cut short count as stops and not as strikes."""
+stopping, and the runs that were cut short count as stops and not as strikes.
+
+Foreign names:
+
+celery
+    know which pool it is: concurrency.solo:TaskPool concurrency.thread:TaskPool
+        concurrency.base:BasePool.is_green
+    know whether a thread for a job comes up: concurrency.thread:TaskPool.executor
+    know that the worker stops: worker.state:should_stop worker.state:should_terminate
+        worker.state:active_requests apps.worker:_shutdown_handler~worker_
+    let a job of the solo pool end: worker.worker:WorkController.wait_for_soft_shutdown()
+    end a job whose start it reads late: concurrency.asynpool:ResultHandler._recv_message
+billiard
+    end a job whose start it reads late: pool:ApplyResult._ack pool:ApplyResult._set(i,obj)
+"""
 
 from __future__ import annotations
 

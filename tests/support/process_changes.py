@@ -72,6 +72,9 @@ def load_all() -> None:
                     import_module(found.name)
     for name in LOADED:
         import_module(name)
+    for lazy in map(import_module, ("celery", "kombu")):  # modules that load a name at its use
+        for name in lazy.__all__:
+            getattr(lazy, name)
 
 
 def of_project(name: str) -> bool:

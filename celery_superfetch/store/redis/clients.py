@@ -14,6 +14,11 @@ No key is written. If the process dies, the server closes its connections as soo
 until then it may still execute a blocking command of one, which moves a job to a landing list of
 the owner, and a reaper requeues it. If it dies in ``cut``, some connections are closed and others
 are not.
+
+Foreign names:
+
+redis connection:Connection.
+    wait for a socket, and know that it is another: _sock can_read(timeout)
 """
 
 from __future__ import annotations

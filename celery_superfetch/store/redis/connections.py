@@ -10,6 +10,16 @@ The channel makes the parameters of nearly all connections of the package (``lea
 
 Nothing is written. If the process dies, its sockets close. A command that was sent may have been
 executed or not; the scripts of the package are made for both.
+
+Foreign names:
+
+redis connection:Connection.
+    know whether it is connected: _sock
+    leave a server that became a replica: read_response() redis_connect_func
+    send acks ahead: send_packed_command(command,check_health=)
+redis
+    find that a server speaks no TLS: connection:SSLConnection._connect()
+    know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager
 """
 
 from __future__ import annotations

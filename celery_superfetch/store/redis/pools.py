@@ -7,6 +7,14 @@ processes (``shared_client``). Any thread may use it, and a signal handler may i
 
 The pools are in memory. If the process dies, the server closes the connections. A forked child
 starts without pools.
+
+Foreign names:
+
+redis connection:
+    know that a connection has failed: Connection._sock
+    keep no connection open that was not needed of late: ConnectionPool.reset()
+        ConnectionPool._available_connections ConnectionPool._created_connections
+        ConnectionPool._lock ConnectionPool.release(connection)
 """
 
 from __future__ import annotations
