@@ -55,6 +55,7 @@ APPS = ("celery.app.base", "celery.local")
 RECORDS = (
     *("_state:", "state:", "heartbeat:all_total_count", ":successful_requests", ":timezone"),
     *("gevent.os:_", "kombu.asynchronous.hub:_current_loop", "kombu.pools:"),
+    *("kombu:connections", "kombu:producers"),
     "kombu.transport.redis:Channel._fanout_queues",
 )
 DEEPEST = 5
