@@ -31,6 +31,8 @@ STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
 REPLIES = "tests/integration/owner/replies"
+#: They find most changes of the leases, within a second.
+SCENES = "tests/evidence/test_faults.py::test_a_scene_survives_each_fault_at_each_point"
 STEPS = ["tests/integration/app/test_steps.py", "tests/integration/app/test_steps_of_tasks.py"]
 HANDING_ON = [
     f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "streams", "chords", "seen")
@@ -81,13 +83,17 @@ TARGETS = {
     ],
     **{
         f"{PACKAGE}/owner/in_flight/{name}.py": [
+            ["tests/unit/owner", SCENES],
             [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
             WIDER[1:],
-            ["tests/evidence/test_faults.py"],
         ]
         for name in ("pending", "in_flight", "lease")
     },
-    f"{PACKAGE}/store/redis/pipeline.py": [[REPLIES], WIDER[1:], ["tests/evidence/test_faults.py"]],
+    f"{PACKAGE}/store/redis/pipeline.py": [
+        [f"{STORE}/test_pipeline.py", SCENES],
+        [REPLIES],
+        WIDER[1:],
+    ],
     f"{PACKAGE}/store/private_lists.py": [
         [f"{STORE}/test_private_lists.py", f"{STORE}/test_claim_ids.py"],
         [STORE],
