@@ -37,6 +37,14 @@ RETURNS = 40  # requeues of a job, for any reason, after which no worker is expe
 #: a pause workers would claim it without end. All together they are a quarter of an hour.
 LONGEST_PAUSE = 30
 
+#: Seconds between the returns of two jobs that one worker has parked. If many returned at once,
+#: this worker would claim and park them again before a worker that knows the task has run a few.
+RETURN_SPACING = 0.5
+
+#: Longest delay (s) that this spacing adds, so that a large number does not wait long after a
+#: deploy has ended.
+LONGEST_SPREAD = 300
+
 REMEMBERED = 3.0  # s for which the list of other workers is reused
 
 
@@ -47,6 +55,7 @@ class Discards:
         self.worker = worker
         self._others: list[Facts] = []
         self._asked_at = -REMEMBERED
+        self._last_return = 0.0  # monotonic s; when the job that was parked last returns
         for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
             discard = getattr(worker.consumer, name)
             setattr(worker.consumer, name, partial(self._instead_of, discard))
@@ -103,14 +112,17 @@ class Discards:
         pause = min(returns + 1, LONGEST_PAUSE)
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s is scheduled for its queue again in %d s: %s. Worker %s has other tasks, and "
-            "may know it.",
+            "Job %s is scheduled for its queue again in %d s or more: %s. Worker %s has other "
+            "tasks, and may know it.",
             delivery.job.title,
             pause,
             here,
             other.node or other.owner,
         )
-        delivery.postpone(pause)
+        now = monotonic()
+        self._last_return = max(now + pause, self._last_return + RETURN_SPACING)
+        self._last_return = min(self._last_return, now + pause + LONGEST_SPREAD)
+        delivery.postpone(self._last_return - now)
 
     def _who_may_know(self, delivery: Delivery) -> Facts | None:
         """Find a live worker with other tasks that consumes the job's queue."""
