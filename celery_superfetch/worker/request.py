@@ -234,15 +234,17 @@ class LeasedRequest(Request):
                 gate.ended(self)
 
     def _settle_by(self, outcome: Any) -> None:
-        gate, error = self.delivery.owner.runner, None
+        gate = self.delivery.owner.runner
         if isinstance(outcome, TooLate):
             gate.redispatch(self)
-        elif (error := error_of(outcome)) is not None:
+            return
+        error = error_of(outcome)
+        if error is not None:
             self.on_failure(error)
-        else:
-            outcome = unpacked(outcome)
-            gate.run_counts.count_end(self.delivery.job.queue_list, self.type, outcome)
-            self.on_success(outcome)
+            return
+        outcome = unpacked(outcome)
+        gate.run_counts.count_end(self.delivery.job.queue_list, self.type, outcome)
+        self.on_success(outcome)
 
     # -- its end
 

@@ -36,10 +36,16 @@ class Harms:
         if pool == "prefork":
             self.all += [self.stopped_child] * 4
 
-    def choose(self, only: str) -> AbstractContextManager[object]:
+    def befall(self, send: Callable[[], object], only: str) -> None:
+        """Let one of them happen while jobs wait; ``only``: this one, as long as may be."""
         harm = getattr(self, only) if only else random.choice(self.all)
-        found: AbstractContextManager[object] = harm()
-        return found
+        is_of_worker = harm in (self.worker.frozen, self.stopped_child)
+        if not is_of_worker:  # a server that is stopped takes no job
+            send()
+        with harm():
+            if is_of_worker:
+                send()
+            time.sleep(LONGEST if only else random.uniform(0.2, LONGEST))
 
     @contextmanager
     def stopped_server(self) -> Iterator[None]:
@@ -83,14 +89,12 @@ def withdrawn(
         options = {"heartbeat_interval": 1, "owner_ttl": 600}
         place = {"url": server.url(), "result_url": "", "options": options}
         one = worker(env=env, pool=pool, concurrency=SLOTS[pool], **place)
+        note = app.tasks["shop.note"]
         harms, count = Harms(one, server, pool), request.config.getoption("--starts")
         jobs = [f"job-{number}" for number in range(count)]
         for at in range(0, count, BATCH):
-            for job in jobs[at : at + BATCH]:
-                app.tasks["shop.note"].delay(job)
-            time.sleep(random.uniform(0, 0.02))
-            with harms.choose(only):
-                time.sleep(random.uniform(0.2, LONGEST))
+            batch = jobs[at : at + BATCH]
+            harms.befall(lambda batch=batch: [note.delay(job) for job in batch], only)
         db = Database(server.client())
         eventually(lambda: len(ledger.finishes()) == count, 60, message="none is lost")
         eventually(db.settled)
