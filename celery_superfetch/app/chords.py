@@ -134,7 +134,10 @@ def patch_scripts(backend: Any) -> None:
     """Replace the scripts of a Celery 5.7 backend. Celery counts a part once, but for the time of
     its publish lease no run may publish the body, not even the next run of the part that has the
     lease: ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published:
-    then the next run could not complete it."""
+    then the next run could not complete it.
+
+    Report: A chord's body is never published if the part that completes it is redelivered at once.
+    """
     celery_redis = sys.modules["celery.backends.redis"]
     clean = PatientScript(celery_redis.CHORD_CLEANUP_LUA.encode())
     extend = PatientScript(celery_redis.CHORD_CLAIM_EXTEND_LUA.encode())

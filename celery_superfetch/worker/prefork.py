@@ -2,8 +2,8 @@
 each function replaces one method of a pool that loses a job, runs one twice, or ends the worker.
 
 The gate applies all of them once, when the pool has started (``mend``). They keep the worker alive;
-if it dies all the same, the reaper recovers its jobs. ``docs/contribute/reports.md`` has reports
-for Celery that would end the repairs, all but that of the forks, which only this package needs.
+if it dies all the same, the reaper recovers its jobs. Each repair names the report in
+``docs/contribute/reports.md`` that would end it.
 
 Foreign names:
 
@@ -92,6 +92,8 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
     lost connection. Celery forgets all that no child has accepted: such a job would run, but its
     result would reach no one, and its claim stay for ever. All other jobs are requeued, the newest
     first.
+
+    Report: A task in the pipe of a pool process is forgotten at a lost connection, and runs.
     """
     flush = pool.flush
 
@@ -133,7 +135,10 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
 def read_on(pool: Any) -> None:
     """Continue to read a result, of which a part was read when the connection was lost. The loop is
     made again then, with a new reader, which would take the next piece for the start of a result:
-    the worker would end by an unpickling error, or wait for ever."""
+    the worker would end by an unpickling error, or wait for ever.
+
+    Report: A large result of which a part was read is lost with the event loop.
+    """
     results = pool._pool._result_handler
     begin = results._recv_message
     reading: dict[int, tuple[Any, Any]] = {}
@@ -169,7 +174,10 @@ def unpickle_or_end(child: Any, stream: Any) -> Any:
 def hear_the_dead(pool: Any) -> None:
     """Read the last messages of a dead child before its job is given to another child. Celery does
     not where it finds the death while it replaces others: a job that the child has started, or even
-    finished, would run a second time without a strike."""
+    finished, would run a second time without a strike.
+
+    Report: A task that has ended runs again, if its process dies while another is replaced.
+    """
     processes = pool._pool
     give_away = processes.on_job_process_down
 
@@ -187,7 +195,11 @@ def hear_the_dead(pool: Any) -> None:
 def forget_closed(pool: Any) -> None:
     """Forget the file descriptors of a lost child's pipes when ``pool`` closes them. Celery keeps
     them: at the next lost connection it reads from what has these numbers by then (a connection to
-    the server, say), and the worker hangs or ends."""
+    the server, say), and the worker hangs or ends.
+
+    Report: Descriptors of a lost process stay in the pool's books, and the next connection is
+    read in its place.
+    """
     processes = pool._pool
     destroy = processes.destroy_queues
 
@@ -212,6 +224,9 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
 
     And check again a child that has closed its pipe and is not dead yet: Celery checks once, often
     a moment too early, and the next time 5 s later.
+
+    Report: Processes die at once, and a successor is not watched: the next lost connection ends
+    the worker.
     """
     processes = pool._pool
     forget = processes._untrack_child_process
@@ -236,7 +251,10 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
     """Postpone the replacement of lost processes, without blocking the loop, until no thread of
     this package is in foreign code, whose locks the new child would inherit locked
-    (``model.forks``)."""
+    (``model.forks``).
+
+    Report: none. Only this package needs it.
+    """
     processes = pool._pool
     repopulate = processes._repopulate_pool
     lost: list[int] = []
