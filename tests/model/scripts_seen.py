@@ -400,7 +400,7 @@ class Truth(Known):
         self.dead[payload] -= 1
         self.lists[call.keys[6]][payload] += 1
         self._clear(payload)
-        steps = call.args[4]
+        steps = call.args[3]
         self.dead_steps[payload].remove(steps)
         self.cards[payload].steps, self.cards[payload].counted = steps, bool(steps)
         self.cards[payload].left = bool(steps)
