@@ -13,7 +13,7 @@ from .records import parsed_json, real, text_of, whole
 from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
-TEXTS = "app", "node", "version", "tasks", "state", "run_id"  # fields that are text
+TEXTS = "app", "node", "version", "tasks", "state", "run_id", "group"  # fields that are text
 OTHERS = (
     "heartbeat_interval",
     "owner_ttl",
@@ -50,6 +50,7 @@ class Facts:
     lists: Mapping[str, int] = field(default_factory=dict)
     #: Those of ``lists`` from which it does not claim now: their consumers were cancelled.
     unconsumed: tuple[str, ...] = ()
+    group: str = ""  # of the owners that serve the same queue lists; empty: it serves none
     #: What runs for longer than a heartbeat interval: number of its claim, and when it started (by
     #: the clock of the owner's host, s).
     started_jobs: tuple[tuple[int, int], ...] = ()

@@ -56,6 +56,9 @@ class HeartbeatListener(Protocol):
     stopping: bool
     failing: bool
 
+    def waits(self) -> bool:
+        """Return whether this process waits for jobs at this moment."""
+
     def describe(self, record: Facts) -> Facts:
         """Return the record with what this process knows of itself: its node, tasks, blocking
         connections, pool and jobs. The next heartbeat sends what has changed."""
@@ -245,7 +248,8 @@ class HeartbeatSession:
             changed = dict(changed.items() - self.facts.dump().items(), state=facts.state)
         # Else all: a server that came back from an older snapshot has an older record, and would
         # keep each fact that does not change again.
-        return facts, asked, self.registry.heartbeat(facts, self._last_ms, changed)
+        waits = self._listener.waits()
+        return facts, asked, self.registry.heartbeat(facts, self._last_ms, changed, waits=waits)
 
     def _repeat_if_closed(self, act: Callable[[], T]) -> T:
         """Call ``act``, which may be repeated. If the server or a proxy closed the heartbeat
@@ -327,7 +331,7 @@ class HeartbeatSession:
                 continue
             with suppress(RedisError), self.registry_at(params) as registry:
                 if registry.last_heard(self.facts.owner) in self._heard:
-                    registry.heartbeat(self.facts, 0, {})
+                    registry.heartbeat(self.facts, 0, {}, waits=False)
                     return self.move(params)
 
     @contextmanager

@@ -23,7 +23,9 @@ from redis.exceptions import RedisError
 from ..errors import ForkedConnection
 from ..model.config import Config
 from ..model.facts import HUNG, Facts
+from ..model.job import digest
 from ..model.log_text import one_line_each
+from ..model.place import Place
 from ..model.process import ProcessImage, own_pid
 from ..model.silence import Silence
 from ..store.database import Database
@@ -109,6 +111,10 @@ class Owner:
         self.overdue: deque[Callable[[], object]] = deque()
         #: Ids of its blocking connections, which the reaper closes when it reaps this owner.
         self.blocking: set[int] = set()
+        #: Its blocking reads that wait at this moment.
+        self.armed_reads: set[object] = set()
+        #: Its place among the owners of the same queue lists, as of the last heartbeat.
+        self.place = Place()
         #: As in ``Facts``; the maintenance thread sets it, and the next heartbeat sends it.
         self.started_jobs: tuple[tuple[int, int], ...] = ()
         #: How many times the connections were replaced after failed heartbeats.
@@ -116,6 +122,7 @@ class Owner:
         self._lists_by_user: dict[int, Mapping[str, int]] = {}
         #: The queue lists from which some channel claims.
         self._consumed: frozenset[str] = frozenset()
+        self._group = ""  # a digest of these
         #: The name under which a peer declared this process dead, until it has another one.
         self._lost_name = ""
         #: Held over whole conversations with the server; the heartbeat thread never takes it.
@@ -190,7 +197,8 @@ class Owner:
                 self._heartbeat_thread.start()
 
     def _note_consumed(self) -> None:
-        self._consumed = frozenset(chain(*self._lists_by_user.values()))
+        self._consumed = names = frozenset(chain(*self._lists_by_user.values()))
+        self._group = digest("\n".join(sorted(names)).encode())[:12] if names else ""
 
     def _unused(self) -> Collection[str]:
         """Return the queue lists from which no channel claims any more, if they are many and this
@@ -373,8 +381,12 @@ class Owner:
             connections=tuple(self.blocking),
             pool=tuple(runner.pids()),
             unconsumed=tuple(sorted(record.lists.keys() - self._consumed)),
+            group=self._group,
             started_jobs=self.started_jobs,
         )
+
+    def waits(self) -> bool:
+        return bool(self.armed_reads)
 
     def loop_ticks(self) -> int:
         return self.runner.turns()
@@ -382,6 +394,7 @@ class Owner:
     def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
         self.leases.pending.expires = record.lists
         self.suspects.lists = answer.probation
+        self.place = answer.place
         self.leases.pending.parking.heard(answer.now, answer.due, asked)
         if record.state != HUNG:
             self.leases.permit.heard(record.owner, asked)

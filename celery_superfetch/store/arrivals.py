@@ -1,96 +1,135 @@
-"""Key tracking (CLIENT TRACKING): the server reports which queue lists have changed.
+"""How a worker learns of jobs in queue lists on which it does not block: by one connection.
 
-A worker of many queues has no blocking read for each. It waits for these reports on the lists that
-have none.
+``transport/fetch/reads.py`` calls this in the thread of the worker's event loop: ``look`` or
+``track`` while the queues are empty, ``read`` when the socket is readable. ``look`` asks once a
+second whether one of the lists has jobs (EXISTS). ``track`` has the server report each list that
+changes (CLIENT TRACKING); in a large fleet one job would wake all workers by it, so only few use
+it.
 
-``transport/fetch/reads.py`` calls this in the thread of the worker's event loop: ``track`` when the
-queues are empty, ``changed`` when the server has sent reports, ``has_jobs`` when it has replied.
-
-If the process dies, the server closes the two connections and stops the tracking. No key was
-written and no job was moved, so nothing is left.
+If the process dies, the server closes the connection and stops the tracking. No key was written and
+no job was moved, so nothing is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from time import monotonic
+from typing import Any, NamedTuple
 
 from .database import Database, Structure
 from .redis.clients import LoneConnection
 from .redis.connections import Params
 
-#: Seconds after which all lists are checked again: a report may have been lost.
+#: Seconds between two looks: the event loop ticks once a second, and each tick looks.
+LOOK_INTERVAL = 0.9
+#: Seconds after which tracked lists are asked for again: a report may have been lost.
 LOOK_ANEW = 20.0
 
 
+class News(NamedTuple):
+    """What one message of the server says."""
+
+    changed: Collection[str] = ()  # queue lists that have changed
+    has_jobs: bool = False  # a list has jobs; which one is not said: the next claim finds it
+
+
 class Arrivals(Structure):
-    """Key tracking of one channel, by two connections: ``looker`` sends EXISTS for queue lists,
-    which makes the server track them, and ``hearer`` receives its reports. RESP2 needs two, since a
-    connection that has subscribed can send no other command."""
+    """Looks and key tracking of one channel.
+
+    The connection speaks RESP3, in which reports come between replies. RESP2 would need a second
+    connection and REDIRECT, which Redis Cloud and Dragonfly refuse.
+    """
 
     def __init__(self, database: Database, params: Params) -> None:
         super().__init__(database)
-        params = {**params, "protocol": 2}
-        self.hearer, self.looker = LoneConnection(params), LoneConnection(params)
+        self.connection = LoneConnection({**params, "protocol": 3})
+        self.tracking = False
         #: Lists that did not exist at the last check. The server reports their next change.
         self.empty: set[str] = set()
         #: Lists of the EXISTS whose reply is not read yet, without those that changed meanwhile.
         self._asked: set[str] = set()
-        self.anew_at = 0.0  # when all lists are checked again (monotonic, s)
+        self._due = 0.0  # when all lists are asked for again (monotonic, s)
         try:
-            self.fds = self.hearer.connect(), self.looker.connect()
-            number = self.hearer.ask("CLIENT", "ID")
-            self.hearer.ask("SUBSCRIBE", "__redis__:invalidate")
-            self.looker.ask("CLIENT", "TRACKING", "ON", "REDIRECT", number)
+            self.fd = self.connection.connect()
+            self.connection.expect_reports()
         except BaseException:
             self.close()
             raise
 
-    def track(self, lists: Collection[str]) -> None:
-        """Send EXISTS for these lists, without waiting for the reply (``has_jobs`` reads it); from
-        then on the server reports the next change of each. Do nothing while the last reply is not
-        read yet."""
-        if self.looker.waits_since:
+    def look(self, lists: Collection[str]) -> None:
+        """Ask whether one of these lists has jobs, at most once in ``LOOK_INTERVAL``; ``read``
+        reads the reply."""
+        if self.connection.waits_since:
             return
-        if monotonic() >= self.anew_at:
-            self.anew_at = monotonic() + LOOK_ANEW
+        self._set_tracking(False)
+        if monotonic() >= self._due:
+            self._ask(lists, LOOK_INTERVAL)
+
+    def track(self, lists: Collection[str]) -> None:
+        """Have the server report the next change of each of these lists, and ask which of them have
+        jobs now; ``read`` reads both. What is tracked already is not asked for again.
+
+        Raises:
+            ResponseError: the server refuses tracking.
+        """
+        if self.connection.waits_since:
+            return
+        self._set_tracking(True)
+        if monotonic() >= self._due:
             self.empty.clear()
-            # A firewall forgets an idle connection. ``changed`` skips the reply.
-            self.hearer.send("PING")
         if new := [name for name in lists if name not in self.empty]:
-            self._asked = set(new)
-            self.looker.send("EXISTS", *map(self.keys.queue, new))
+            self._ask(new, LOOK_ANEW)
+
+    def _set_tracking(self, on: bool) -> None:
+        if on is not self.tracking:
+            self.connection.send("CLIENT", "TRACKING", "ON" if on else "OFF")
+            while self.connection.receive() is None:
+                pass  # reports come before the reply
+            self.tracking = on
+            self.empty.clear()
+            self._due = 0.0
+
+    def _ask(self, lists: Collection[str], again_after: float) -> None:
+        if monotonic() >= self._due:
+            self._due = monotonic() + again_after
+        self._asked = set(lists)
+        self.connection.send("EXISTS", *map(self.keys.queue, lists))
 
     def overdue(self, limit: float) -> bool:
         """Return whether a reply is missing for longer than ``limit`` seconds."""
-        return self.hearer.overdue(limit) or self.looker.overdue(limit)
+        return self.connection.overdue(limit)
 
-    def has_jobs(self) -> bool:
-        """Read the reply to the EXISTS of ``track``; return whether any of its lists has a job. The
-        reply does not say which one: the next claim finds it."""
-        has_jobs = bool(self.looker.read())
-        if not has_jobs:
-            self.empty |= self._asked
-        self._asked = set()
-        return has_jobs
-
-    def changed(self) -> set[str]:
-        """Read the server's reports; return the queue lists that have changed."""
-        changed: set[str] = set()
+    def read(self) -> News:
+        """Read what the server has sent: reports, and the reply to ``look`` or ``track``."""
+        count = None
+        # A message that stayed in the client's buffer would not make the socket readable again.
         while True:
-            kind, *rest = self.hearer.read()
-            if kind == b"message":
-                if rest[1] is None:  # the database was flushed: all lists have changed
-                    changed |= self.empty | self._asked
-                else:
-                    names = (key.decode(errors="replace") for key in rest[1])
-                    changed.update(name[len(self.keys.prefix) :] for name in names)
-            # If a report stayed in the client's buffer, the event loop would not call again for it.
-            if not self.hearer.can_read():
-                self.empty -= changed
-                self._asked -= changed
-                return changed
+            reply = self.connection.receive()
+            count = count if reply is None else reply
+            if not self.connection.can_read():
+                break
+        changed: set[str] = set()
+        while self.connection.reports:
+            changed |= self._reported(self.connection.reports.popleft())
+        if count is not None:
+            if self.tracking and not count:
+                self.empty |= self._asked
+            self._asked = set()
+        return News(changed, bool(count))
+
+    def _reported(self, message: list[Any]) -> set[str]:
+        """Return the lists that a report names, which are not tracked any more."""
+        kind, keys = message[0], message[1]
+        if kind != b"invalidate":
+            return set()
+        if keys is None:  # the database was flushed: all lists have changed
+            changed = self.empty | self._asked
+        else:
+            prefix = len(self.keys.prefix)
+            changed = {key.decode(errors="replace")[prefix:] for key in keys}
+        self.empty -= changed
+        self._asked -= changed
+        return changed
 
     def close(self) -> None:
-        self.looker.disconnect()
-        self.hearer.disconnect()
+        self.connection.disconnect()

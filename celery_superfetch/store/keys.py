@@ -26,6 +26,8 @@ class Keys:
         own = f"{prefix}superfetch:"
         self._own = own
         self.owners = f"{own}owners"  # ZSET owner -> last heartbeat (server ms)
+        # ZSET of a group, ``:a:`` (``:w:`` while it waits for jobs) and an owner -> 0
+        self.ranks = f"{own}ranks"
         # ZSET owner -> until when passes drain its lists again (server ms): the index of tombstones
         self.reaped = f"{own}reaped"
         # STRING, a flag: some job has a history. Without it claims look up no histories.

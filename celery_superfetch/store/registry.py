@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError, ResponseError
 
 from ..model.facts import Facts
+from ..model.place import Place
 from .database import Structure, chunks
 from .redis.call import Call
 from .redis.clients import addresses, cut
@@ -55,6 +56,7 @@ class Heartbeat(NamedTuple):
     neighbours: tuple[str, ...] = ()  # owners registered on the caller's host
     probation: frozenset[str] = frozenset()  # queue lists with suspects that wait on probation
     due: float | None = None  # when the next parked job is (server ms); None: none is parked
+    place: Place = Place()
 
 
 class Registry(Structure):
@@ -63,17 +65,21 @@ class Registry(Structure):
     def register(self, facts: Facts) -> Heartbeat:
         """Write the whole owner record; return the answer as for a heartbeat. Its status is ``ok``
         or ``reaped``."""
-        return _heartbeat(self.scripts.run(*self._call(facts, 0, facts.dump(), self.keys.reaped)))
+        call = self._call(facts, 0, facts.dump(), facts.group, False, self.keys.reaped)
+        return _heartbeat(self.scripts.run(*call))
 
-    def heartbeat(self, facts: Facts, since: int, changed: Mapping[str, str]) -> Heartbeat:
+    def heartbeat(
+        self, facts: Facts, since: int, changed: Mapping[str, str], *, waits: bool = False
+    ) -> Heartbeat:
         """Send one heartbeat.
 
         Arguments:
             since: the ``now`` of the caller's last heartbeat: owners that sent none after it are
                 returned as ``quiet``. 0: return none.
             changed: the fields of the owner record to write.
+            waits: whether the owner waits for jobs at this moment.
         """
-        return _heartbeat(self.scripts.run(*self._call(facts, since, changed)))
+        return _heartbeat(self.scripts.run(*self._call(facts, since, changed, facts.group, waits)))
 
     def pulse(self, facts: Facts, state: str) -> bytes:
         """Return the bytes of a heartbeat that writes ``state`` alone and returns no quiet owners.
@@ -82,10 +88,19 @@ class Registry(Structure):
         call = self._call(facts, 0, {"state": state})
         return b"".join(packed([self.scripts.command(call._replace(whole=True))]))
 
-    def _call(self, facts: Facts, since: int, fields: Mapping[str, str], *extra_keys: str) -> Call:
-        names = [*self._rows(facts), self.keys.on_probation, self.keys.parked, *extra_keys]
-        args = [facts.owner, since, HEARTBEAT_ROWS, *chain.from_iterable(fields.items())]
-        return Call("heartbeat", names, args)
+    def _call(
+        self,
+        facts: Facts,
+        since: int,
+        fields: Mapping[str, str],
+        group: str = "",
+        waits: bool = False,
+        *extra_keys: str,
+    ) -> Call:
+        keys = self.keys
+        names = [*self._rows(facts), keys.on_probation, keys.parked, keys.ranks, *extra_keys]
+        args = [facts.owner, since, HEARTBEAT_ROWS, group, int(waits)]
+        return Call("heartbeat", names, [*args, *chain.from_iterable(fields.items())])
 
     def _rows(self, facts: Facts) -> list[str]:
         keys = self.keys
@@ -112,7 +127,7 @@ class Registry(Structure):
         """
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.private(owner)]
+        names = [*self._rows(facts), keys.reaped, keys.private(owner), keys.ranks]
         names += [keys.landing(owner, name) for name in facts.lists]
         return int(self.scripts.run("leave", names, [owner, int(tombstone * 1000)]))
 
@@ -171,7 +186,7 @@ class Registry(Structure):
         """
         self._note_served(facts.lists)
         keys, owner = self.keys, facts.owner
-        names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner)]
+        names = [*self._rows(facts), keys.reaped, keys.stats, keys.private(owner), keys.ranks]
         ran = self.scripts.run("mark", names, [owner, score, int(tombstone * 1000), reason])
         if ran is None:
             return None
@@ -281,7 +296,7 @@ def _whole(score: float) -> int:
 
 def _heartbeat(reply: Any) -> Heartbeat:
     status, *rest = reply
-    now, rows, neighbours, probation, due = rest or (0, (), (), (), None)
+    now, rows, neighbours, probation, due, place = rest or (0, (), (), (), None, ())
     return Heartbeat(
         status.decode(),
         int(now),
@@ -289,4 +304,5 @@ def _heartbeat(reply: Any) -> Heartbeat:
         tuple(owner.decode(errors="replace") for owner in neighbours),
         frozenset(name.decode(errors="replace") for name in probation),
         None if due is None else float(due),
+        Place(*map(int, place)),
     )

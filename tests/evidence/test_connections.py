@@ -76,7 +76,7 @@ EXPECTED: dict[str, tuple[dict[str, Any], dict[str, int], int]] = {
     "prefork": ({}, {BLOCKING: 4, BROADCASTS: 2, HEARTBEAT: 1}, 3),
     "threads": ({"pool": "threads"}, {BLOCKING: 4, BROADCASTS: 2, HEARTBEAT: 1}, 3),
     "gevent": ({"pool": "gevent"}, {BLOCKING: 4, BROADCASTS: 2, HEARTBEAT: 1}, 3),
-    "solo": ({"pool": "solo"}, {BLOCKING: 1, CHANGES: 2, BROADCASTS: 2, HEARTBEAT: 1}, 3),
+    "solo": ({"pool": "solo"}, {BLOCKING: 1, CHANGES: 1, BROADCASTS: 2, HEARTBEAT: 1}, 3),
     "quiet": (QUIET, {BLOCKING: 4, BROADCASTS: 1, HEARTBEAT: 1}, 1),
 }
 

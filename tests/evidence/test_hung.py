@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.transport.fetch.reads import LONE_BLOCK, MOST_BLOCKS
+from celery_superfetch.model.place import MOST_READS
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.servers.proxy import FaultProxy
@@ -211,8 +211,8 @@ def test_no_socket_of_a_worker_is_without_a_timeout(worker, app, shop, ledger, p
         assert (without, opened > 0) == ([], True), "in the process that runs it"
     [(without, opened)] = app.control.inspect(timeout=10, limit=1)._request("sockets").values()
     assert without == [], "in the MainProcess"
-    reads = LONE_BLOCK if pool == "solo" else MOST_BLOCKS
-    assert opened >= reads + 2 + 1 + 3, "blocking reads, tracking, the heart, kombu's own"
+    reads = 1 if pool == "solo" else MOST_READS
+    assert opened >= reads + 1 + 1 + 3, "blocking reads, tracking, the heart, kombu's own"
     assert one.alive()
 
 

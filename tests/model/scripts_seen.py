@@ -87,7 +87,7 @@ class Truth(Known):
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
         assert (reply[0] == b"reaped") == (owner in self.reaped)
-        if reply[0] == b"ok" and len(call.keys) == 6:  # it registers
+        if reply[0] == b"ok" and len(call.keys) == 7:  # it registers
             self.owners.add(owner)
             self.held[owner]
         if reply[0] == b"ok" and "stopping" in call.args:
@@ -105,7 +105,7 @@ class Truth(Known):
 
     def _leave(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
-        left = len(self.held[owner]) + sum(self.lists[key].total() for key in call.keys[5:])
+        left = len(self.held[owner]) + sum(self.lists[key].total() for key in call.keys[6:])
         assert reply == (-1 if owner in self.reaped else left)
         if reply == 0:
             self.owners.discard(owner)

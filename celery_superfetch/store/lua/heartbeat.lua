@@ -1,19 +1,21 @@
 -- Says that an owner lives and returns whom it should keep an eye on; or registers it, which counts
 -- as a heartbeat.
 -- KEYS: owners, the owner's facts, its host's owners, lists with probation, lists with parked jobs,
---       then, to register it, tombstones
--- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return,
+--       ranks, then, to register it, tombstones
+-- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return, the group of
+--       owners that serve the same lists (empty: the place is not asked), 1 if it waits for jobs,
 --       then field and value of each fact that changed, or to register it of each
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
---       probation, ...}, when the next parked job is due (server ms; or nil)}, where a quiet owner
---       has not written since the caller's last heartbeat; or {"reaped"}, and of who does not
+--       probation, ...}, when the next parked job is due (server ms; or nil), {rank in its group,
+--       owners in it, those of them that wait}}, where a quiet owner has not written since the
+--       caller's last heartbeat; or {"reaped"}, and of who does not
 --       register {"missing"} (its facts, its row or its host's has gone) or {"unknown"} (nothing is
 --       known of it). Of more than a hundred lists with probation it names a hundred that the owner
 --       has, other ones each time
 -- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
-local owners, facts, host, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local owners, facts, host, ranks, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6], KEYS[7]
 local MOST_NAMED = 100  -- lists with probation
-local owner, since, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local owner, since, most, group = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local state = redis.call('HGET', facts, 'state')
 if state == 'reaped' then return {'reaped'} end
 if reaped then
@@ -31,7 +33,31 @@ local now = now()
 -- A removal first, on servers before 7.0 (shared.lua).
 redis.call('ZREM', owners, owner)
 redis.call('ZADD', owners, now, owner)
-if #ARGV > 3 then redis.call('HSET', facts, unpack(ARGV, 4)) end
+-- All scores are 0, so that the rows of a group lie together in the order of their names. Of each
+-- owner there is one that it is there, and one while it waits.
+local function place()
+  local former = redis.call('HGET', facts, 'group')
+  if former and former ~= group then drop_ranks(ranks, former, owner) end
+  local here, waiting = rank_rows(group, owner)
+  redis.call('ZADD', ranks, 0, here)
+  redis.call(ARGV[5] == '1' and 'ZADD' or 'ZREM', ranks, unpack(ARGV[5] == '1' and {0, waiting} or {waiting}))
+  -- An owner whose other keys were evicted has left its rows here: the next one removes them.
+  for _, row in ipairs({here, waiting}) do
+    local before = redis.call('ZREVRANGEBYLEX', ranks, '(' .. row, '-', 'LIMIT', 0, 1)[1]
+    local name = before and string.match(before, '^[^:]*:.:(.*)')
+    if before and not (name and redis.call('ZSCORE', owners, name)) then
+      redis.call('ZREM', ranks, before)
+    end
+  end
+  local function count(kind, last)
+    return redis.call('ZLEXCOUNT', ranks, '[' .. group .. kind .. ':', '(' .. (last or group .. kind .. ';'))
+  end
+  return {count(':a', here), count(':a'), count(':w')}
+end
+-- A key of another type says as little as none.
+local known, where = true, {}
+if group ~= '' then known, where = pcall(place) end
+if #ARGV > 5 then redis.call('HSET', facts, unpack(ARGV, 6)) end
 if reaped then
   redis.call('HSETNX', facts, 'registered_at', now)
   redis.call('SADD', host, owner)
@@ -55,4 +81,4 @@ if since > 0 then
   local future = redis.call('ZRANGEBYSCORE', owners, '(' .. now, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
   for _, value in ipairs(future) do quiet[#quiet + 1] = value end
 end
-return {'ok', now, quiet, redis.call('SMEMBERS', host), probation, parked[2] or false}
+return {'ok', now, quiet, redis.call('SMEMBERS', host), probation, parked[2] or false, known and where or {}}

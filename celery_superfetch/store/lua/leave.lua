@@ -1,11 +1,11 @@
 -- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, its private list, then the lists
---       where its jobs land
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, its private list, ranks, then the
+--       lists where its jobs land
 -- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
 -- Returns: number of jobs that it still has, or -1 when it was taken for dead; unless 0 nothing was
 --       changed
 -- Crash: the owner is out, or it stays registered and is reaped later.
-local owners, facts, host, reaped, private = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local owners, facts, host, reaped, private, ranks = unpack(KEYS, 1, 6)
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 local state, by_others = unpack(redis.call('HMGET', facts, 'state', 'reaped_at'))
 -- Its own tombstone is there where it asks again, as it heard no answer.
@@ -15,12 +15,13 @@ for _, field in ipairs(redis.call('HKEYS', private)) do
   if string.find(field, '^[^ws]') then left = left + 1 end  -- but for notes
 end
 local landings = {}
-for i = 6, #KEYS do landings[#landings + 1] = KEYS[i] end
+for i = 7, #KEYS do landings[#landings + 1] = KEYS[i] end
 -- Mostly none of thousands is there, and few questions tell.
 local landed = call_in_parts('EXISTS', nil, landings) > 0
 for i = 1, landed and #landings or 0 do left = left + redis.call('LLEN', landings[i]) end
 if left > 0 then return left end
 redis.call('ZREM', owners, owner)
+drop_ranks(ranks, redis.call('HGET', facts, 'group'), owner)
 redis.call('SREM', host, owner)
 redis.call('DEL', private)
 if keep == 0 then

@@ -1,9 +1,9 @@
 -- Marks an owner reaped, if it has not been heard since the verdict was built.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, stats, its private list
+-- KEYS: owners, the owner's facts, its host's owners, tombstones, stats, its private list, ranks
 -- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, reason
 -- Returns: how many of its jobs ran, when this call marked it, else nil
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, stats, private = unpack(KEYS)
+local owners, facts, host, reaped, stats, private, ranks = unpack(KEYS)
 local owner, seen, listed, reason = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local text = redis.call('ZSCORE', owners, owner)
 if not text then return false end
@@ -24,6 +24,7 @@ local now = now()
 -- The state as it was (running, stopping) decides whether its jobs get strikes.
 local state = redis.call('HGET', facts, 'state') or 'running'
 redis.call('ZREM', owners, owner)
+drop_ranks(ranks, redis.call('HGET', facts, 'group'), owner)
 -- Who is blamed depends on how many ran now: a frozen process that settles one of two later must
 -- not leave the other alone with it.
 redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'ran', ran, 'reaped_at', now, 'reason', reason)

@@ -21,6 +21,16 @@ local function flagged(flag, window)
   if redis.call('TTL', flag) < window then redis.call('SET', flag, 1, 'EX', window) end
 end
 
+-- An owner's two rows in the ranks (`heartbeat.lua`): that it is in a group, and that it waits for jobs.
+local function rank_rows(group, owner)
+  return group .. ':a:' .. owner, group .. ':w:' .. owner
+end
+
+-- Removes an owner from the ranks of a group. A key of another type has no rows.
+local function drop_ranks(ranks, group, owner)
+  if group then redis.pcall('ZREM', ranks, rank_rows(group, owner)) end
+end
+
 -- A number of a job's history as Python reads it (`whole` in `records.py`): 0 where it is none. If the two
 -- differed, each decision on the job would be refused as made on an older history, and it would stay.
 local function counter(text)

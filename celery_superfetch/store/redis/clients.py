@@ -19,11 +19,13 @@ Foreign names:
 
 redis connection:Connection.
     wait for a socket, and know that it is another: _sock can_read(timeout)
+    hear of changed lists: _parser read_response(push_request=)
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -59,6 +61,8 @@ class LoneConnection:
         self.run_id = ""
         #: Since when (monotonic, s) a reply is missing; 0: none is. One reply is missing at most.
         self.waits_since = 0.0
+        #: What the server has reported between replies (RESP3), see ``expect_reports``.
+        self.reports: deque[list[Any]] = deque()
 
     def connect(self) -> int:
         """Connect; return the file descriptor to watch."""
@@ -97,6 +101,25 @@ class LoneConnection:
         """Read the missing reply; wait for it if it has not come."""
         self.waits_since = 0.0
         return self._connection.read_response()
+
+    def expect_reports(self) -> None:
+        """Keep what the server reports between replies in ``reports``; RESP3 alone has reports."""
+        parser = self._connection._parser
+        # redis-py 5.0 has one handler for all kinds; hiredis has none, and returns them as replies.
+        for name in ("set_invalidation_push_handler", "set_push_handler"):
+            if (set_handler := getattr(parser, name, None)) is not None:
+                return set_handler(self.reports.append)
+
+    def receive(self) -> Any:
+        """Read one message: the missing reply, which is returned, or a report: return None."""
+        waited_since, self.waits_since = self.waits_since, 0.0
+        message = self._connection.read_response(push_request=True)  # raises what is refused
+        if isinstance(message, list):  # by hiredis
+            self.reports.append(message)
+            message = None
+        if message is None:
+            self.waits_since = waited_since
+        return message
 
     def overdue(self, limit: float) -> bool:
         """Return whether a reply is missing for more than ``limit`` seconds."""

@@ -36,7 +36,7 @@ from .backlog import Backlog
 from .credit import Credit
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
-from .reads import COMPLAINT_INTERVAL, LONE_BLOCK, MOST_BLOCKS, BlockingReads
+from .reads import COMPLAINT_INTERVAL, BlockingReads
 from .upkeep import Upkeep
 
 logger = one_line_each(get_logger(__name__))
@@ -201,7 +201,7 @@ class FetchLoop:
         # A claim that finds the queues empty is followed by the wait in the same tick.
         if action is not Action.WAIT and self._should_block():
             each_job_ends_all_reads = self.runner.inline or self._credit().limit == 1
-            self.reads.wait_on(names, LONE_BLOCK if each_job_ends_all_reads else MOST_BLOCKS)
+            self.reads.wait_on(self._lists(), by_one=each_job_ends_all_reads)
 
     def _send_during_solo_run(self) -> None:
         self.reads.queues_are_empty = False  # the first claim after the solo run looks at them
@@ -240,6 +240,7 @@ class FetchLoop:
             return  # this claim says nothing about the queues
         for lease in leases:
             lists.served(lease.job.queue_list)
+        self.reads.note({lease.job.queue_list for lease in leases})
         self._next_look = monotonic() + POLL_INTERVAL
         self.reads.queues_are_empty = claims.fell_short(most)
 

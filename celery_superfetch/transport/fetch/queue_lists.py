@@ -23,6 +23,8 @@ class QueueLists:
         self._queue_of: dict[str, str] = {}
         self.names: list[str] = []  # those for the urgent first
         self.expires: dict[str, int] = {}  # of each list (ms); 0 for none
+        #: The lists of jobs that were sent without a priority: one for each queue.
+        self.unprioritised: frozenset[str] = frozenset()
 
     def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
         """Set the queues to claim from: queue -> its lists, that for the urgent first."""
@@ -30,6 +32,7 @@ class QueueLists:
         self._of_queue = queues
         self.names = list(self._urgent_first(queues))
         self._queue_of = {name: queue for queue, names in queues.items() for name in names}
+        self.unprioritised = frozenset(names[0] for names in queues.values())
         self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
 
     def queue(self, queue_list: str) -> str:

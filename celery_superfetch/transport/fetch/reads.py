@@ -1,5 +1,7 @@
 """How one channel waits while its queues are empty: with a blocking read (BLMOVE) on each of up to
-16 queue lists, and with key tracking for the others, where a job wakes all workers that consume it.
+four queue lists, which its place among the workers of the same lists chooses (``model/place.py``).
+The others are looked at once a second, or, where few workers wait, the server reports what comes
+there (``store/arrivals.py``).
 
 A job that a read moves *lands*: it is in a landing list of this owner on the server, without a
 claim, until the next claim names it. The fetch loop calls ``wait_on`` when a claim found the queues
@@ -13,7 +15,7 @@ If the process dies, the server ends the reads, and the reaper requeues what has
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from heapq import nlargest
 from time import monotonic
@@ -24,18 +26,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ...model.log_text import one_line_each
+from ...model.place import MOST_READS
 from ...owner.owner import BLOCK_TIMEOUT, Owner
 from ...store.arrivals import Arrivals
 from ...store.redis.clients import LoneConnection, cut, unblock
 from ...store.redis.connections import NotServed
 from ...store.redis.server import warn_once
+from .queue_lists import QueueLists
 
 logger = one_line_each(get_logger(__name__))
 
-#: Most blocking connections of a channel; key tracking reports the other lists. Only one where each
-#: job ends all reads: each further read would cost two commands a job, to end it and to begin it
-#: again.
-MOST_BLOCKS, LONE_BLOCK = 16, 1
+#: Seconds for which a list counts as in use after a job came from it. Workers share the wait for
+#: lists in use; most queues have three lists for priorities that no sender ever gives.
+IN_USE_S = 600.0
 
 #: Seconds by which a reply is late when the connection counts as half-open. A server that saves or
 #: swaps may not answer for 10.
@@ -78,6 +81,15 @@ class BlockingRead(LoneConnection):
         """Begin to wait on a queue list; the reply makes the socket readable."""
         self.owner_name, self.queue_list = self.owner.name, queue_list
         self.owner.private_lists.wait(self, self.owner_name, queue_list, BLOCK_TIMEOUT)
+        self.owner.armed_reads.add(self)
+
+    def read(self) -> Any:
+        self.owner.armed_reads.discard(self)
+        return super().read()
+
+    def disconnect(self) -> None:
+        self.owner.armed_reads.discard(self)
+        super().disconnect()
 
     def close(self) -> bool:
         """Close the connection, on the server too; return False where a job may land afterwards."""
@@ -92,7 +104,7 @@ class BlockingRead(LoneConnection):
 
 
 class BlockingReads:
-    """The blocking reads of one channel, and its two connections for key tracking."""
+    """The blocking reads of one channel, and its connection for the other lists."""
 
     _unblocks_from = 0.0  # until when the server is not asked to end a read (monotonic s)
     queues_are_empty = False  # the last claim found them so: reads wait for further jobs
@@ -109,8 +121,8 @@ class BlockingReads:
         self.on_landed = on_landed
         self._reads: list[BlockingRead] = []
         self._arrivals: Arrivals | None = None
-        #: Queue list, or class that waits (``BlockingRead``, ``Arrivals``) -> until when the server
-        #: is not asked again after it refused that (monotonic s).
+        #: Queue list, or what waits (``BlockingRead``, ``Arrivals``, ``Arrivals.track``) -> until
+        #: when the server is not asked again after it refused that (monotonic s).
         self._refused: dict[object, float] = {}
         self._silenced: dict[str, float] = {}  # queue list -> until when no refusal is logged
         self._news: dict[str, float] = {}  # queue list -> when a job came to it last (monotonic s)
@@ -128,8 +140,8 @@ class BlockingReads:
     def cover(self, lists: Collection[str]) -> bool:
         """Return whether all of some queue lists can be waited on; else they have to be claimed
         from once a second."""
-        beyond = len(lists) > MOST_BLOCKS
-        untils = [until for way, until in self._refused.items() if beyond or way is not Arrivals]
+        wanted = {BlockingRead, Arrivals, *lists} if len(lists) > 1 else {BlockingRead, *lists}
+        untils = [until for way, until in self._refused.items() if way in wanted]
         return max(untils, default=0.0) <= monotonic()
 
     def refused(self, name: str, why: str) -> None:
@@ -145,12 +157,17 @@ class BlockingReads:
                 why,
             )
 
-    def wait_on(self, lists: Sequence[str], most: int) -> None:
-        """Wait on these queue lists, on ``most`` of them with a read."""
+    def wait_on(self, lists: QueueLists, *, by_one: bool) -> None:
+        """Wait on all queue lists of the channel.
+
+        Arguments:
+            by_one: block on one of them, since each job ends all reads: each further read would
+                cost two commands a job, to end it and to begin it again.
+        """
         if monotonic() < self._refused.get(BlockingRead, 0.0):
             return
         try:
-            self._wait_on(lists, most)
+            self._wait_on(lists, by_one)
         except RedisConnectionError as exc:
             if not is_full(exc):
                 raise
@@ -162,28 +179,46 @@ class BlockingReads:
                 "second. Raise the server's maxclients, or start fewer processes."
             )
 
-    def _wait_on(self, lists: Sequence[str], most: int) -> None:
-        now = monotonic()
-        if now < self._refused.get(Arrivals, 0.0):
-            most = MOST_BLOCKS
+    def _wait_on(self, lists: QueueLists, by_one: bool) -> None:
+        now, place = monotonic(), self.owner.place
+        names = [name for name in lists.names if self._refused.get(name, 0.0) <= now]
+        in_use = sorted(self._in_use(names, lists.unprioritised, now))
+        count = 1 if by_one else place.read_count(len(in_use))
+        wanted = place.share(in_use, count)
+        are_few = place.are_few(len(in_use), len(wanted))
+        if are_few:
+            # What a job came to last is the likeliest; lists without news are shared.
+            order = dict.fromkeys(wanted + in_use + names)
+            wanted = nlargest(count, order, lambda name: self._news.get(name, 0.0))
+        self._block_on(wanted, count)
+        waited_on = {read.queue_list for read in self.armed}
+        if others := [name for name in names if name not in waited_on]:
+            self._learn_of(others, are_few)
+        else:
+            self._close_arrivals()
+
+    def _in_use(self, names: Sequence[str], always: Collection[str], now: float) -> list[str]:
+        """Return those of ``names`` that ``always`` has, or to which a job came lately."""
+        if len(names) <= MOST_READS:
+            return list(names)
+        since = now - IN_USE_S
+        return [n for n in names if n in always or self._news.get(n, -IN_USE_S) > since] or [*names]
+
+    def _block_on(self, wanted: Sequence[str], count: int) -> None:
+        """Wait with reads on these lists, as far as ``count`` reads in all allow: a read that waits
+        on another list goes on, for 20 s at most."""
         self.close([read for read in self._reads if not read.connected])
         idle = [read for read in self._reads if not read.waits_since]
         waited_on = {read.queue_list for read in self.armed}
-        others = [n for n in lists if n not in waited_on and self._refused.get(n, 0.0) <= now]
-        room = most - len(waited_on)
-        # Reads wait on the lists to which jobs came last: these are the likeliest.
-        for name in nlargest(room, others, lambda name: self._news.get(name, 0.0)):
+        new = [name for name in wanted if name not in waited_on]
+        for name in new[: max(0, count - len(waited_on))]:
             read = idle.pop() if idle else self._open()
             if read.closed_while_idle:
                 # If it were used, it would fail, and the channel would be closed for it.
                 self.close([read])
                 read = self._open()
             read.arm(name)
-            others.remove(name)
-        if len(lists) > most:
-            self._track(others, else_blocked=len(lists) <= MOST_BLOCKS)
-        else:
-            self._close_arrivals()
+        self.close(idle[: max(0, len(self._reads) - count)])
 
     def _open(self) -> BlockingRead:
         read = BlockingRead(self.owner)
@@ -212,8 +247,12 @@ class BlockingReads:
                 raise
         else:
             if landed:
-                self._news[read.queue_list] = monotonic()
+                self.note([read.queue_list])
                 self.on_landed(read.owner_name, read.queue_list, waited)
+
+    def note(self, queue_lists: Iterable[str]) -> None:
+        """Note that jobs came from these queue lists just now."""
+        self._news.update(dict.fromkeys(queue_lists, monotonic()))
 
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
         """End some reads; ``on_landed`` is called for the jobs that had landed already.
@@ -261,54 +300,50 @@ class BlockingReads:
         if not read.close():
             self.may_land_later = True
 
-    def _track(self, lists: Sequence[str], *, else_blocked: bool = False) -> None:
-        """Track these queue lists, on which no read waits. Where the server refuses that, they are
-        claimed from once a second, or, with ``else_blocked``, waited on with reads."""
+    def _learn_of(self, lists: Sequence[str], are_few: bool) -> None:
+        """Learn of jobs in these queue lists, on which no read waits: by tracking where few owners
+        wait, and the server allows it, else by a look once a second."""
+        now = monotonic()
         if self._arrivals is not None and self._arrivals.overdue(OVERDUE):
-            logger.warning("No word of changed queue lists in time; both connections are replaced.")
+            logger.warning("No word of other queue lists in time; the connection is replaced.")
             self._close_arrivals()
-        if self._arrivals is None and lists and monotonic() >= self._refused.get(Arrivals, 0.0):
-            self._open_arrivals(else_blocked)
-        if self._arrivals is not None:
-            self._arrivals.track(lists)
-
-    def _open_arrivals(self, else_blocked: bool) -> None:
+        if now < self._refused.get(Arrivals, 0.0):
+            return
         try:
-            self._arrivals = Arrivals(self.owner.database, self.owner.params)
+            if self._arrivals is None:
+                self._arrivals = Arrivals(self.owner.database, self.owner.params)
+                self.poller.watch(self._arrivals.fd, self._on_news)
+            if are_few and now >= self._refused.get(Arrivals.track, 0.0):
+                self._arrivals.track(lists)
+            else:
+                self._arrivals.look(lists)
         except ResponseError as exc:
-            self._refused[Arrivals] = monotonic() + UNTOLD
-            if else_blocked:
-                return
-            warn_once(
-                f"The server does not tell of changes ({exc}): queue lists on which no connection "
-                "waits are looked at once a second. If that is forbidden to its user, see "
-                "CLIENT TRACKING among the permissions in docs/reference/options.md."
-            )
-        else:
-            handlers = self._on_invalidated, self._on_checked
-            for fd, handler in zip(self._arrivals.fds, handlers, strict=True):
-                self.poller.watch(fd, handler)
+            self._refuse(exc)
 
-    def _on_invalidated(self) -> None:
-        """Note which tracked queue lists have changed; ``Arrivals`` asks whether they have jobs."""
+    def _refuse(self, exc: ResponseError) -> None:
+        """Do without what the server refused, for a while: RESP3, or tracking."""
+        way: object = Arrivals if self._arrivals is None else Arrivals.track
+        self._refused[way] = monotonic() + UNTOLD
+        warn_once(
+            f"The server does not report changes ({exc}): queue lists on which no worker waits "
+            "are looked at once a second. If that is forbidden to its user, see CLIENT TRACKING "
+            "among the permissions in docs/reference/options.md."
+        )
+
+    def _on_news(self) -> None:
+        """Read what the server says of the other lists; if they have jobs, the next tick claims."""
         assert self._arrivals is not None
         try:
-            self._news.update(dict.fromkeys(self._arrivals.changed(), monotonic()))
+            changed, has_jobs = self._arrivals.read()
         except (RedisError, OSError):
             self._close_arrivals()  # no claim is lost with it; the next ``wait_on`` opens another
-
-    def _on_checked(self) -> None:
-        """Read whether tracked queue lists have jobs; if so, the next tick claims."""
-        assert self._arrivals is not None
-        try:
-            if self._arrivals.has_jobs():
-                self.queues_are_empty = False
-        except (RedisError, OSError):
-            self._close_arrivals()
+            return
+        self.note(changed)
+        if has_jobs:
+            self.queues_are_empty = False
 
     def _close_arrivals(self) -> None:
         if self._arrivals is not None:
-            for fd in self._arrivals.fds:
-                self.poller.unwatch(fd)
+            self.poller.unwatch(self._arrivals.fd)
             self._arrivals.close()
         self._arrivals = None

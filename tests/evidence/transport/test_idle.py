@@ -10,6 +10,7 @@ from time import monotonic
 import redis
 
 from celery_superfetch.model.config import Config
+from celery_superfetch.model.place import MOST_READS
 from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from support.servers.commands import looked
 from support.servers.server import Server
@@ -46,8 +47,7 @@ def test_an_idle_worker_sends_few_commands(fresh_server, worker):
         own = fresh_server()
         worker(url=own.url(), queues=[f"q{n}" for n in range(queues)], concurrency=1, args=QUIET)
         client = own.client()
-        waiting = min(4 * queues, 16)
-        eventually(lambda: sum("b" in c["flags"] for c in client.client_list()) == waiting)
+        eventually(lambda: sum("b" in c["flags"] for c in client.client_list()) == MOST_READS)
         heard(own, 2 * Config(app_name="shop").heartbeat_interval)  # what it sends at its start
         return heard(own, BLOCK_TIMEOUT + 2)
 

@@ -48,11 +48,11 @@ def group() -> Iterator[SentinelGroup]:
 
 
 def test_more_queues_than_blocking_reads(group):
-    """The connections that are told of changes lead to the primary, too."""
+    """The connection that is told of changes leads to the primary, too."""
     queues = [f"mail-{number}" for number in range(20)]
     with Inbox(urls(group, 6), *queues, transport=SENTINEL, **OPTIONS) as inbox:
         reads = inbox.channel.fetch.reads
-        eventually(lambda: inbox.turn() or len(reads._arrivals.empty) == 64)
+        eventually(lambda: inbox.turn() or len(reads._arrivals.empty) == 76)
         Bench(group.primary.client(6)).push(queues[-1], payload("last"))
         inbox.receive(1)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
+from celery_superfetch.model.place import Place
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.store.redis.clients import cut, run_id
 from celery_superfetch.store.redis.connections import ours
@@ -85,10 +88,10 @@ def test_a_heartbeat_returns_who_was_quiet_since_the_last_one(bench):
 
 
 def test_a_heartbeat_returns_what_is_on_probation_and_when_parked_jobs_are_due(bench, owner):
-    assert bench.registry.heartbeat(owner, 0, {})[4:] == (frozenset(), None)
+    assert bench.registry.heartbeat(owner, 0, {})[4:6] == (frozenset(), None)
     bench.client.sadd(bench.keys.on_probation, "mail", "post")
     bench.client.zadd(bench.keys.parked, {"mail": 2_000, "post": 1_000})
-    assert bench.registry.heartbeat(owner, 0, {})[4:] == ({"mail", "post"}, 1_000.0)
+    assert bench.registry.heartbeat(owner, 0, {})[4:6] == ({"mail", "post"}, 1_000.0)
 
 
 def test_a_heartbeat_names_some_of_thousands_of_lists_on_probation_and_each_in_time(bench):
@@ -123,6 +126,68 @@ def test_a_heartbeat_returns_the_owners_of_its_own_host(bench):
     beat = bench.registry.heartbeat(mine, 0, {})
     assert set(beat.neighbours) == {mine.owner, neighbour.owner}
     assert bench.registry.heartbeat(stranger, 0, {}).neighbours == (stranger.owner,)
+
+
+# -- places
+
+
+def places(bench: Any, owners: list[Any]) -> list[Place]:
+    return [bench.registry.heartbeat(owner, 0, {}, waits=True).place for owner in owners]
+
+
+def test_owners_of_the_same_lists_have_ranks_in_the_order_of_their_names(bench):
+    owners = [bench.owner(elsewhere(f"h{n}"), group="one") for n in range(3)]
+    others = [bench.owner(elsewhere(f"i{n}"), group="two") for n in range(2)]
+    places(bench, owners + others)
+    assert places(bench, owners) == [Place(0, 3, 3), Place(1, 3, 3), Place(2, 3, 3)]
+    assert places(bench, others) == [Place(0, 2, 2), Place(1, 2, 2)]
+    assert bench.registry.heartbeat(owners[1], 0, {}).place == Place(1, 3, 2), "it waits no more"
+
+
+def test_an_owner_without_a_group_has_no_rank(bench, owner):
+    assert bench.registry.heartbeat(owner, 0, {}).place == Place()
+    assert not bench.client.exists(bench.keys.ranks)
+
+
+def test_who_serves_other_lists_leaves_the_ranks_of_the_former_ones(bench):
+    one, two = (bench.owner(elsewhere(name), group="one") for name in "ab")
+    places(bench, [one, two])
+    moved = one.with_(group="two")
+    changed = {"group": "two"}
+    assert bench.registry.heartbeat(moved, 0, changed, waits=True).place == Place(0, 1, 1)
+    assert places(bench, [two]) == [Place(0, 1, 1)]
+
+
+@pytest.mark.parametrize("way", ["mark", "leave"])
+def test_who_goes_leaves_the_ranks(bench, way):
+    one, two = (bench.owner(elsewhere(name), group="one") for name in "ab")
+    places(bench, [one, two])
+    if way == "mark":
+        assert bench.mark(one)
+    else:
+        assert bench.registry.leave(one, 0) == 0
+    assert places(bench, [two]) == [Place(0, 1, 1)]
+    assert bench.registry.leave(two, 0) == 0
+    assert not bench.client.exists(bench.keys.ranks)
+
+
+def test_the_rows_of_an_owner_whose_keys_were_evicted_are_removed_by_the_next_one(bench):
+    one, two = (bench.owner(elsewhere(name), group="one") for name in "ab")
+    places(bench, [one, two])
+    bench.client.delete(bench.keys.facts(one.owner))
+    bench.client.zrem(bench.keys.owners, one.owner)
+    eventually(lambda: places(bench, [two]) == [Place(0, 1, 1)], 5)
+    assert bench.client.zcard(bench.keys.ranks) == 2
+
+
+def test_a_key_of_another_type_in_the_place_of_the_ranks_tells_no_rank(bench):
+    owner = bench.owner(group="one")
+    bench.client.delete(bench.keys.ranks)
+    bench.client.set(bench.keys.ranks, "text")
+    heard = bench.registry.heartbeat(owner, 0, {"state": "stopping"}, waits=True)
+    assert (heard.status, heard.place) == ("ok", Place())
+    assert bench.facts(owner).state == "stopping"
+    assert bench.registry.leave(owner, 0) == 0
 
 
 def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):

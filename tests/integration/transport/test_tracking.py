@@ -1,4 +1,5 @@
-"""More lists than blocking reads: the server tells of what arrives in the others."""
+"""More lists than blocking reads: the server reports what comes to the others, or they are looked
+at."""
 
 from __future__ import annotations
 
@@ -11,18 +12,21 @@ import pytest
 import redis
 
 from celery_superfetch.model.config import Config
+from celery_superfetch.model.place import MOST_READS, Place
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.transport.fetch import reads as blocking
 from celery_superfetch.transport.fetch.fetch_loop import AT_ONCE, POLL_INTERVAL
-from celery_superfetch.transport.fetch.reads import MOST_BLOCKS, UNBLOCKABLE, BlockingReads
+from celery_superfetch.transport.fetch.reads import UNBLOCKABLE, BlockingReads
 from support.servers.commands import blocked, calls, looked
 from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.inbox import Inbox, publish
 
-QUEUES = [f"mail-{number}" for number in range(MOST_BLOCKS + 4)]
+QUEUES = [f"mail-{number:02}" for number in range(20)]
 #: No connection waits on its lists.
 LAST = QUEUES[-1]
+#: Of a fleet where many wait: lists without a read are looked at.
+MANY = Place(0, 40, 40)
 #: What a user needs for all but being told.
 UNTOLD = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id", "+client|unblock")
 
@@ -39,7 +43,7 @@ def waits(inbox: Inbox) -> Inbox:
 
     def settled() -> bool:
         inbox.turn()
-        return len(told._arrivals.empty) == len(inbox.channel.lists.names) - MOST_BLOCKS
+        return len(told._arrivals.empty) == len(inbox.channel.lists.names) - MOST_READS
 
     eventually(settled, message="every list is waited on, or tracked")
     return inbox
@@ -79,8 +83,8 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(server, caplog):
     url = server.url().replace("redis://", "redis://untold:x@")
     with caplog.at_level(logging.WARNING), Inbox(url, *QUEUES) as inbox:
         inbox.settle_in()
-        before = looked(server.client())
-        eventually(lambda: inbox.turn(POLL_INTERVAL) or looked(server.client()) > before)
+        before = calls(server.client(), "exists")
+        eventually(lambda: inbox.turn(POLL_INTERVAL) or calls(server.client(), "exists") > before)
         publish(server.url(), LAST, "late")
         assert inbox.receive(1) == ["late"]
     said = [r.getMessage() for r in caplog.records if "CLIENT TRACKING" in r.getMessage()]
@@ -88,37 +92,26 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(server, caplog):
     assert "looked at once a second" in said[0]
 
 
-@pytest.mark.parametrize("which", ["looker", "hearer"])
-def test_a_connection_that_is_lost_is_replaced(inbox, server, which):
+def test_a_connection_that_is_lost_is_replaced(inbox, server):
     told = inbox.channel.fetch.reads
     lost = told._arrivals
-    kill(server, getattr(lost, which))
+    kill(server, lost.connection)
     eventually(lambda: inbox.turn() or told._arrivals not in (lost, None))
     publish(server.url(), LAST, "after")
     assert inbox.receive(1) == ["after"]
 
 
-def test_both_may_be_lost_at_once(inbox, server):
-    """The loop sees both in one round, and the first that is read closes the other."""
-    told = inbox.channel.fetch.reads
-    for lost in (told._arrivals.looker, told._arrivals.hearer):
-        kill(server, lost)
-    inbox.turn()
-    publish(server.url(), LAST, "after")
-    assert inbox.receive(1) == ["after"]
-
-
-def test_a_hearer_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
-    """A firewall forgot its connection: no message comes, and no answer either."""
+def test_a_connection_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
+    """A firewall forgot it: no report comes, and no reply either."""
     told = inbox.channel.fetch.reads
     deaf = told._arrivals
-    told.poller.unwatch(deaf.fds[0])
+    told.poller.unwatch(deaf.fd)
     monkeypatch.setattr(blocking, "OVERDUE", 0.5)
-    deaf.anew_at = 0.0
+    deaf._due = 0.0
     inbox.turn()
-    deaf.hearer._connection.read_response()  # the answer that never came
+    deaf.connection._connection.read_response()  # the reply that never came
     eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
-    assert "both connections are replaced" in caplog.text
+    assert "the connection is replaced" in caplog.text
 
 
 def test_after_a_flush_the_next_job_is_told_of(inbox, server):
@@ -150,7 +143,7 @@ def test_a_list_to_which_something_came_gets_the_next_free_read(server, monkeypa
         publish(server.url(), LAST, "first")
         inbox.receive(1)
         eventually(lambda: inbox.turn() or LAST in lists_of(reads))
-        assert len(lists_of(reads)) == MOST_BLOCKS
+        assert len(lists_of(reads)) == MOST_READS
         assert len(server.client().client_list()) <= opened + 1, "the read moved"
         publish(server.url(), LAST, "second")
         assert inbox.receive(2) == ["first", "second"]
@@ -164,7 +157,7 @@ def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(s
             inbox.turn()
         tries = (monotonic() - began) / UNBLOCKABLE + 1
         stats = server.client().info("commandstats")["cmdstat_blmove"]
-        assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_BLOCKS * tries
+        assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_READS * tries
 
 
 # -- where a job ends all waits
@@ -188,17 +181,19 @@ def test_with_a_prefetch_of_one_a_single_read_waits_where_something_came_last(se
         assert inbox.said() == [1, 2, 3]
 
 
-def test_the_control_where_the_server_may_not_tell_all_lists_are_blocked_on(server, caplog):
-    server.client().execute_command("ACL", "SETUSER", "untold", *UNTOLD)
-    url = server.url().replace("redis://", "redis://untold:x@")
+def test_where_the_server_may_not_tell_a_single_read_waits_and_the_others_are_looked_at(
+    server, caplog
+):
+    # The warning names the user, and a process logs it once.
+    server.client().execute_command("ACL", "SETUSER", "uninformed", *UNTOLD)
+    url = server.url().replace("redis://", "redis://uninformed:x@")
     with Inbox(url, "mail", "post", prefetch=1) as inbox:
-        eventually(lambda: inbox.turn() or blocked(server.client()) == 8)
-        before = looked(server.client())
-        inbox.turn(3 * POLL_INTERVAL)
-        assert looked(server.client()) == before
+        eventually(lambda: inbox.turn() or blocked(server.client()) == 1)
+        before = calls(server.client(), "exists")
+        eventually(lambda: inbox.turn() or calls(server.client(), "exists") >= before + 3)
         publish(server.url(), "post", "last", priority=9)
         assert inbox.receive(1) == ["last"]
-    assert not caplog.records, "nobody waits for longer"
+    assert "looked at once a second" in caplog.text
 
 
 def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server):
@@ -237,18 +232,18 @@ def told(server: Server) -> Iterator[tuple[BlockingReads, redis.Redis]]:
     made.close()
 
 
-def test_what_arrives_between_the_look_and_its_answer_is_not_missed(told):
+def test_what_arrives_between_the_question_and_its_answer_is_not_missed(told):
     watcher, client = told
     watcher.queues_are_empty = True
-    watcher._track(["mail"])
-    eventually(lambda: watcher._arrivals.looker.can_read(0.1))
-    client.lpush("mail", "job")  # the answer says "empty", and lies unread
-    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
-    eventually(lambda: watcher._on_invalidated() or [*watcher._news] == ["mail"])
-    watcher._on_checked()
+    watcher._learn_of(["mail"], are_few=True)
+    arrivals = watcher._arrivals
+    eventually(lambda: arrivals.connection.can_read(0.1))  # the answer: there is none
+    client.lpush("mail", "job")
+    eventually(lambda: watcher._on_news() or [*watcher._news] == ["mail"])
     assert watcher.queues_are_empty
-    watcher._track(["mail"])
-    watcher._on_checked()
+    assert arrivals.empty == set()
+    watcher._learn_of(["mail"], are_few=True)
+    watcher._on_news()
     assert not watcher.queues_are_empty
 
 
@@ -257,40 +252,105 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     client.lpush("mail", "job")
     for _ in range(2):
         watcher.queues_are_empty = True
-        watcher._track(["mail"])
-        watcher._on_checked()
+        watcher._learn_of(["mail"], are_few=True)
+        watcher._on_news()
         assert not watcher.queues_are_empty
     client.delete("mail")
     watcher.queues_are_empty = True
-    watcher._track(["mail"])
-    watcher._on_checked()
+    watcher._learn_of(["mail"], are_few=True)
+    watcher._on_news()
     assert watcher.queues_are_empty
 
 
 def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch, caplog):
     """A job ran in this thread meanwhile."""
     watcher, _ = told
-    watcher._track(["mail"])
-    eventually(lambda: watcher._arrivals.looker.can_read(0.1))
-    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
+    watcher._learn_of(["mail"], are_few=True)
     first = watcher._arrivals
+    eventually(lambda: first.connection.can_read(0.1))
     monkeypatch.setattr(blocking, "OVERDUE", 0.0)
-    watcher._track(["mail"])
+    watcher._learn_of(["mail"], are_few=True)
     assert watcher._arrivals is first
     assert not caplog.records
 
 
 def test_what_is_known_is_not_asked_again(told):
     watcher, client = told
-    watcher._track(["mail", "urgent"])
-    watcher._on_checked()
+    watcher._learn_of(["mail", "urgent"], are_few=True)
+    watcher._on_news()
     before = calls(client, "exists")
-    watcher._track(["mail", "urgent"])
+    watcher._learn_of(["mail", "urgent"], are_few=True)
     client.lpush("urgent", "job")
-    eventually(lambda: watcher._arrivals.hearer.can_read(0.1))
-    watcher._on_invalidated()
-    eventually(lambda: watcher._arrivals.empty == {"mail"} or watcher._on_invalidated())
-    watcher._track(["mail", "urgent"])
-    watcher._on_checked()
+    eventually(lambda: watcher._on_news() or watcher._arrivals.empty == {"mail"})
+    watcher._learn_of(["mail", "urgent"], are_few=True)
+    watcher._on_news()
     assert calls(client, "exists") == before + 1
-    assert not watcher._arrivals.hearer.waits_since, "the answer to the PING was read"
+
+
+# -- where many wait
+
+
+def test_where_many_wait_lists_without_a_read_are_looked_at_once_a_second(inbox, server):
+    """Each report would wake all of them."""
+    place(inbox, MANY)
+    reads, client = inbox.channel.fetch.reads, server.client()
+    eventually(lambda: inbox.turn() or not reads._arrivals.tracking)
+    before = calls(client, "exists")
+    inbox.turn(3 * POLL_INTERVAL)
+    assert 1 <= calls(client, "exists") - before <= 4
+    assert not any("t" in row["flags"] for row in client.client_list())
+    publish(server.url(), LAST, "seen")
+    assert inbox.receive(1) == ["seen"]
+
+
+def test_a_report_that_comes_while_tracking_ends_is_read(inbox, server):
+    arrivals = inbox.channel.fetch.reads._arrivals
+    publish(server.url(), LAST, "now")
+    eventually(lambda: arrivals.connection.can_read(0.1))
+    place(inbox, MANY)
+    assert inbox.receive(1) == ["now"]
+    eventually(lambda: inbox.turn() or not arrivals.tracking)
+    publish(server.url(), LAST, "then")
+    assert inbox.receive(2) == ["now", "then"]
+
+
+def test_the_place_says_on_which_lists_it_blocks(server):
+    with Inbox(server.url(), *QUEUES) as inbox:
+        reads = inbox.channel.fetch.reads
+        eventually(lambda: inbox.turn() or reads.armed)
+        place(inbox, Place(3, 40, 40))
+        reads.close()
+        eventually(lambda: inbox.turn() or lists_of(reads) == {"mail-06", "mail-07"})
+        assert len(reads.armed) == 2
+
+
+@pytest.mark.parametrize("wrong", [Place(9999, 1, 40), Place(7, 3, 1000), Place(0, 10**6, 0)])
+def test_with_a_wrong_place_each_job_is_found(server, wrong):
+    with Inbox(server.url(), *QUEUES) as inbox:
+        place(inbox, wrong)
+        for number, queue in enumerate(QUEUES, 1):
+            publish(server.url(), queue, queue, priority=number % 10)
+            inbox.receive(number)
+        assert sorted(inbox.said()) == QUEUES
+
+
+def place(inbox: Inbox, place: Place) -> None:
+    """Set the place of its owner for good."""
+    owner = inbox.channel.owner
+    owner.heartbeat_session._listener = Elsewhere(owner)
+    owner.place = place
+
+
+class Elsewhere:
+    """An owner that is not told its place: the test sets it."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._owner, name)
+
+    def on_answer(self, *heard: Any) -> None:
+        place = self._owner.place
+        self._owner.on_answer(*heard)
+        self._owner.place = place

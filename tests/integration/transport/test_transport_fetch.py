@@ -109,9 +109,10 @@ def test_jobs_for_all_reach_all_and_each_job_one(url, bench):
 
 def test_an_idle_consumer_does_not_poll(url, bench):
     with Inbox(url, "mail", "slow") as inbox, looping(inbox):
-        eventually(lambda: blocked(bench.client) >= 8, message="it waits on 2 queues of 4 steps")
+        eventually(lambda: blocked(bench.client) == 4, message="of 2 queues of 4 steps, and tracks")
+        eventually(lambda: len(inbox.channel.fetch.reads._arrivals.empty) == 4, message="tracks")
         before = sum(_calls(bench).values())
-        always(lambda: blocked(bench.client) >= 8, during=2, every=2)
+        always(lambda: blocked(bench.client) == 4, during=2, every=2)
         commands = sum(_calls(bench).values()) - before
         assert commands <= 6, "the test's own, and a heartbeat"
 

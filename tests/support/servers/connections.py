@@ -24,7 +24,7 @@ def _duty(row: dict[str, Any], registered: set[int]) -> str:
     command, flags = str(row["cmd"]).partition("|")[0], str(row["flags"])
     if int(row["psub"]):
         return BROADCASTS
-    if int(row["sub"]) or "t" in flags:  # one hears of changes, the other has asked for that
+    if "t" in flags or command == "exists":  # it is told of lists, or looks at them
         return CHANGES
     if command in ("blmove", "brpop"):
         return BLOCKING if command == "blmove" else BRPOP
