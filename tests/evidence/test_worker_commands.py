@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.model.place import MOST_READS
 from support.servers.commands import OURS, STOCK, commands
 from support.servers.database import Database
 from support.servers.server import Server
@@ -92,7 +93,7 @@ def lone(own: Server, make_app: Any, worker: Any) -> Callable[..., tuple[float, 
         client = redis.Redis.from_url(own.url(), single_connection_client=True)
         mine = client.client_info()["addr"]
         # Those that wait: ours for a job by BLMOVE, stock's by BRPOP.
-        waiting = {"solo": 1}.get(pool, min(4 * queues, 16)) if ours else 1
+        waiting = {"solo": 1}.get(pool, MOST_READS) if ours else 1
 
         def rests() -> bool:
             blocked = [row for row in client.client_list() if "b" in row["flags"]]

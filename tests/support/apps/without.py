@@ -80,8 +80,8 @@ def known_names() -> None:
     """An owner that has lost a part of its keys takes a new name, as if it were unknown."""
     heartbeat = Registry.heartbeat
 
-    def forgotten(self: Registry, *args: Any) -> Any:
-        heard = heartbeat(self, *args)
+    def forgotten(self: Registry, *args: Any, **more: Any) -> Any:
+        heard = heartbeat(self, *args, **more)
         return heard._replace(status=heard.status.replace("missing", "unknown"))
 
     Registry.heartbeat = forgotten
