@@ -9,8 +9,10 @@ import redis
 
 from celery_superfetch.model.place import Place
 from celery_superfetch.model.process import ProcessImage
+from celery_superfetch.store.database import Database
 from celery_superfetch.store.redis.clients import cut, run_id
 from celery_superfetch.store.redis.connections import ours
+from celery_superfetch.store.registry import Registry
 from support.waiting import eventually
 from support.workers.bench import elsewhere, ended_process
 
@@ -188,6 +190,25 @@ def test_a_key_of_another_type_in_the_place_of_the_ranks_tells_no_rank(bench):
     assert (heard.status, heard.place) == ("ok", Place())
     assert bench.facts(owner).state == "stopping"
     assert bench.registry.leave(owner, 0) == 0
+
+
+@pytest.mark.parametrize("forbidden", ["zlexcount", "zrevrangebylex"])
+def test_a_user_who_may_not_ask_for_ranks_is_heard_all_the_same(bench, forbidden):
+    owner = bench.owner(group="one")
+    user = f"no-{forbidden}"
+    bench.client.acl_setuser(
+        user, enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{forbidden}"]
+    )
+    try:
+        with bench.client.client() as alone:
+            alone.execute_command("AUTH", user, "x")
+            heard = Registry(Database(alone, bench.config)).heartbeat(
+                owner, 0, {"state": "stopping"}, waits=True
+            )
+    finally:
+        bench.client.acl_deluser(user)
+    assert (heard.status, heard.place) == ("ok", Place())
+    assert bench.facts(owner).state == "stopping"
 
 
 def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
