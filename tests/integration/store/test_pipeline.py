@@ -13,7 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from celery_superfetch.store.redis.call import Call
-from celery_superfetch.store.redis.pipeline import IDLE, Command, Pipeline, asked
+from celery_superfetch.store.redis.pipeline import CHECKOUT, IDLE, Command, Pipeline, asked
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -214,7 +214,7 @@ def test_a_forgotten_script_is_sent_whole_once_in_a_batch(fresh_server):
 
 def test_a_health_check_takes_no_reply(url, own):
     client = redis.Redis.from_url(url, health_check_interval=0.01)
-    connection = client.connection_pool.get_connection()
+    connection = client.connection_pool.get_connection(*CHECKOUT)
     eventually(lambda: connection.next_health_check < monotonic())
     assert asked(connection, ["ECHO", "a"], ["ECHO", "b"]) == [b"a", b"b"]
     client.connection_pool.release(connection)
