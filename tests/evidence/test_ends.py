@@ -81,7 +81,7 @@ def test_each_end_is_counted_at_the_latest_when_the_worker_stops(
     shop.fail.delay("c")
     shop.put_off.delay("d", 0)
     eventually(lambda: ledger.runs() == {"a": 1, "b": 1, "c": 1, "d": 2})
-    eventually(lambda: not (db.length() or db.private_lists()), message="all is settled")
+    eventually(db.settled, message="all is settled")
     one.stop()
     found = counts(bench)
     assert found.ends == {

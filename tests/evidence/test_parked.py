@@ -152,7 +152,7 @@ def test_the_revoked_never_run_and_the_purged_are_gone(worker, make_app, shop, a
 
     eventually(lambda: all(map(revoked, (one, *others))))
     left = sorted(f"job-{n}" for n in range(50, 60))
-    eventually(lambda: sorted(db.parked()) == left and not (db.length() or db.private_lists()))
+    eventually(lambda: sorted(db.parked()) == left and db.settled())
     assert make_app().control.purge() == len(rest)
     assert not db.keys("superfetch:parked*")
     assert not ledger.starts()
@@ -216,7 +216,7 @@ def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
         return {member.partition(b"\n")[2] for member in members}
 
     eventually(lambda: parked() == {*ahead})
-    eventually(lambda: not (db.length() or db.private_lists()))
+    eventually(db.settled)
     assert parked() == {*ahead}
     dead = {record["payload"].encode() for record in db.dead()}
     assert {b"junk", b"", b"{}"} <= dead

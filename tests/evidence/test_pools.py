@@ -133,8 +133,8 @@ def test_features(name, worker, programme, ledger, db):
         programme.hard_limit_requeues(STRIKES)
     ledger.release()
     programme.check()
-    # In one step: where nothing is prefetched, the notice of what was killed may wait on its queue.
-    eventually(lambda: not (db.length() or db.private_lists()), message="all is settled, and told")
+    # Where nothing is prefetched, the notice of what was killed may wait on its queue.
+    eventually(db.settled, message="all is settled, and told")
     assert len(db.dead()) == line.can_end_a_job
 
     one.stop()

@@ -115,7 +115,7 @@ def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     eventually(lambda: [*db.held().values()] == [["odd"]])
     client.delete(in_the_way)
     eventually(lambda: [record["payload"].encode() for record in db.dead()] == [broken])
-    eventually(lambda: not (db.length() or db.private_lists()), message="its notice has run, too")
+    eventually(db.settled, message="its notice has run, too")
     assert one.alive()
 
 
