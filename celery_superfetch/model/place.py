@@ -1,4 +1,4 @@
-"""How workers that serve the same queue lists share the wait for jobs.
+"""The share of one worker in the wait for jobs, among workers that serve the same queue lists.
 
 With each heartbeat the server tells an owner its *place*: its rank among those owners, how many
 they are, and how many of them wait for jobs. From that alone each worker computes on which lists it

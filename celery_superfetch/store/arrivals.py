@@ -1,4 +1,4 @@
-"""How a worker learns of jobs in queue lists on which it does not block: by one connection.
+"""The connection by which a worker learns of jobs in queue lists on which it does not block.
 
 ``transport/fetch/reads.py`` calls this in the thread of the worker's event loop: ``look`` or
 ``track`` while the queues are empty, ``read`` when the socket is readable. ``look`` asks once a
@@ -27,7 +27,7 @@ LOOK_ANEW = 20.0
 
 
 class News(NamedTuple):
-    """What one message of the server says."""
+    """The content of what the server has sent."""
 
     changed: Collection[str] = ()  # queue lists that have changed
     has_jobs: bool = False  # a list has jobs; which one is not said: the next claim finds it
@@ -66,8 +66,8 @@ class Arrivals(Structure):
             self._ask(lists, LOOK_INTERVAL)
 
     def track(self, lists: Collection[str]) -> None:
-        """Have the server report the next change of each of these lists, and ask which of them have
-        jobs now; ``read`` reads both. What is tracked already is not asked for again.
+        """Ask which of these lists have jobs now, which makes the server report the next change of
+        each; ``read`` reads both. A list that is tracked already is not asked for again.
 
         Raises:
             ResponseError: the server refuses tracking.

@@ -71,7 +71,7 @@ class Gate(Executor):
 
     @property
     def slots(self) -> int:
-        """How many jobs may run at once."""
+        """The number of jobs that may run at once."""
         return self.adapter.slots
 
     def pids(self) -> Sequence[tuple[int, str]]:

@@ -45,8 +45,8 @@ class PoolAdapter(ABC):
 
     @property
     def slots(self) -> int:
-        """How many jobs can run at once. Not ``num_processes`` of a gevent pool: on Celery 5.5 it
-        is the number of those that run."""
+        """Number of jobs that can run at once. Not ``num_processes`` of a gevent pool: on Celery
+        5.5 that is the number of those that run."""
         return int(self.pool.limit)
 
     def call(self, request: Any) -> Call:
@@ -89,7 +89,7 @@ class ProcessAdapter(PoolAdapter):
 
     @property
     def slots(self) -> int:
-        """How many processes there are to be."""
+        """The number of processes that the pool keeps."""
         return int(self.pool.num_processes)
 
     def call(self, request: Any) -> Call:
