@@ -4,6 +4,12 @@
 If it fails, how far it came is stored with the dead job, and the notice is tried later. If the
 process dies in between, the notice is recovered, and its next run starts from what was stored:
 receivers may be called twice, but steps that were published are not published again.
+
+Foreign names:
+
+celery
+    publish the errbacks of a dead-lettered job: backends.base:Backend._call_task_errbacks(r,e,t)
+    have a result backend that does not wait: app.base:Celery._get_backend()
 """
 
 from __future__ import annotations

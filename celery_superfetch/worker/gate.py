@@ -7,6 +7,19 @@ pool process receives later is not run, and comes back to the gate.
 
 If the worker dies, the jobs that the gate keeps were not recorded as running, and are recovered
 without a strike.
+
+Foreign names:
+
+billiard ._pool.
+    tell its peers which processes it has: _pool.__iter__()
+celery
+    start each request that is due: worker.components:Pool.process_task
+        worker.consumer.consumer:Consumer.on_task_request
+    know what runs, and what waits for a slot: worker.state:active_requests
+        worker.state:reserved_requests
+    dispatch a job again, or drop it: worker.state:task_ready(request)
+        worker.state:task_reserved(request) worker.request:Request._apply_result
+    know which pool it is: concurrency.base:BasePool.is_green
 """
 
 from __future__ import annotations

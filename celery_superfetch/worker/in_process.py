@@ -36,7 +36,7 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
         return run_job(*job)
     except ENDS_OF_WORKERS as exc:
         # A cold shutdown raises the same on top of a solo pool's job, which it has cut short.
-        if not request._already_cancelled:
+        if not request.is_cancelled:
             call_back(request, is_inline, request.on_failure, info_of(exc))
         raise
     except Exception as exc:

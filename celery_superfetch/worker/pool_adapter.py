@@ -3,6 +3,13 @@
 There is one for each kind: processes, threads, greenlets, and the solo pool, which runs a job in
 the thread that delivers it. An adapter says how many jobs can run, what the pool is to call for a
 job, and when a job has left the pool. It is in memory alone.
+
+Foreign names:
+
+celery concurrency.
+    know which pool it is: base:BasePool.is_green base:BasePool.options solo:TaskPool
+        thread:TaskPool prefork:TaskPool.on_start~threads
+    know that a thread has ended its job: thread:ApplyResult.f
 """
 
 from __future__ import annotations

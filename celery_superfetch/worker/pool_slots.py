@@ -3,6 +3,33 @@ that a process was given but does not start.
 
 The gate asks before it starts a job. If the worker dies, the reaper recovers its jobs; nothing here
 outlives the worker.
+
+Foreign names:
+
+billiard pool:ApplyResult.
+    know whose job it is: _accept_callback _write_to
+    know whether a process has begun with a job: _accepted
+    return a job that has not begun: _set(i,obj) _scheduled_for discard()
+billiard ._pool.
+    know its processes and their jobs: _cache.values() _pool.__iter__() _processes.__index__()
+    return a job whose process has died: on_job_process_down(job,pid)
+    end no process that has a job: shrink(n) on_shrink(n) _putlock.shrink()
+    have no slot free while the pool looks at its processes: _maintain_pool()
+celery concurrency.asynpool:
+    know that a process has died: AsynPool.dead
+    write no job to a busy process: SCHED_STRATEGY_FAIR
+    withdraw a job from a process that leaves: _get_job_writer(job) AsynPool._put_back
+celery .
+    know which process is up, and idle: _pool._all_inqueues.discard(fd) _pool._fileno_to_inq.get(fd)
+        _pool._busy_workers.discard(fd) _pool._proc_alive_timeout.__float__()
+        _pool._result_handler.state_handlers.get(15)
+    write no job to a busy process: _pool.sched_strategy.__index__()
+    replace pipes with a job in them: _pool._process_cleanup_queues(proc) _pool._queues.get(q)
+        _pool._find_worker_queues(proc) _pool.create_process_queues()
+        _pool.destroy_queues(queues,proc)
+    end no process that has a job: shrink(n)
+    know what no process was given yet: _pool.outbound_buffer.__iter__()
+    keep busy processes busy through a lost connection: flush()
 """
 
 from __future__ import annotations

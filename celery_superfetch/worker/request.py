@@ -3,6 +3,24 @@ and settles the job by the outcome that the pool reports: ack; or, if the run wa
 pool process was lost, a hard time limit, a stop), requeue, recover or dead-letter.
 
 If the worker dies before a job is settled, the job is in the private list and is recovered.
+
+Foreign names:
+
+celery worker.request:Request.
+    settle a job: acknowledge() on_failure(exc_info) on_timeout(soft,timeout) reject(requeue=)
+    run a part of a chord again: chord _success_was_stored()>=5.7
+    requeue what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
+    tell a revoked job from a lost process: _already_revoked
+    hand its job to the pool: execute_using_pool(pool)~on_accepted revoked() time_limits
+        _apply_result
+    go on where a callback of its start fails: on_accepted(pid,time)
+celery
+    hand its job to the pool: app.trace:fast_trace_task(task,uuid,request,body,type,encoding)
+        app.trace:trace_task_ret(name,uuid,request,body,type,encoding)
+    delete the method that hides its start: worker.request:create_request_cls(b,t,p,h,e,app=)
+    serve each task by this class: worker.consumer.consumer:Consumer.update_strategies()
+        app.task:Task.Request app.task:Task.Strategy~celery.worker.strategy:default
+    know which pool it is: concurrency.base:BasePool.is_green concurrency.solo:TaskPool
 """
 
 from __future__ import annotations
@@ -279,9 +297,14 @@ class LeasedRequest(Request):
         return one_line(self.humaninfo())
 
     @property
+    def is_cancelled(self) -> bool:
+        """Whether Celery ends its run, at a cold shutdown or at a lost connection."""
+        return bool(self._already_cancelled)
+
+    @property
     def _was_told(self) -> bool:
         """Whether Celery told the child of this job to end."""
-        return bool(self._already_cancelled or self._already_revoked or self.id in state.revoked)
+        return bool(self.is_cancelled or self._already_revoked or self.id in state.revoked)
 
     def _requeue(self) -> None:
         """Requeue the job after its run was ended on purpose. If the worker is stopping, the
@@ -363,7 +386,7 @@ class LeasedRequest(Request):
             self.reject(requeue=bool(self._cut_short))
             raise
         finally:
-            if self._already_cancelled and not self.acknowledged:
+            if self.is_cancelled and not self.acknowledged:
                 # Only now has its pool process ended: before, the job could run twice at once.
                 self._requeue()
 
@@ -414,7 +437,7 @@ class LeasedRequest(Request):
             poller.wake(end_round=True)
 
     def reject(self, requeue: bool = False) -> Any:
-        if requeue and self._already_cancelled:
+        if requeue and self.is_cancelled:
             return None  # ``on_failure`` requeues it
         self._settles = True
         delivery = self.delivery

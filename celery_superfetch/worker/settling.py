@@ -3,6 +3,11 @@ end. If a callback raises, the job is settled all the same, and its slot in the 
 
 ``LeasedRequest`` calls each callback of the pool through ``call_back``. If the worker dies before
 the job is settled, the job is in the private list and is recovered.
+
+Foreign names:
+
+celery worker.
+    free the slot of a job: state:task_ready(request)
 """
 
 from __future__ import annotations

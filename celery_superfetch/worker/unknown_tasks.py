@@ -5,6 +5,12 @@ While another live worker of its queue has other tasks, such a job is parked: af
 returns to its queue, where a worker that knows its task may claim it. Otherwise it is
 dead-lettered. In the pause the job is on the server, and in no worker. If the worker dies before
 the park is sent, the job is in the private list and is recovered.
+
+Foreign names:
+
+celery worker.consumer.consumer:Consumer.
+    keep what Celery would discard: on_unknown_task(body,message,exc)
+        on_invalid_task(body,message,exc) on_decode_error(message,exc)
 """
 
 from __future__ import annotations

@@ -4,6 +4,13 @@ worker, which requeues the job, and so end one worker after another.
 
 The channel calls ``intercept`` and ``parks`` for each claimed job; Celery's errors come to
 ``refuses``. If the worker dies before a job is settled, the job is in the private list.
+
+Foreign names:
+
+celery worker.
+    refuse a message that would end the worker: request:Request._payload request:Request.time_limits
+    free the place of a refused job: state:requests state:reserved_requests
+        state:task_ready(request)
 """
 
 from __future__ import annotations

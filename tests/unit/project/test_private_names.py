@@ -17,23 +17,13 @@ from celery.worker.request import Request
 
 import celery_superfetch
 from celery_superfetch.worker.request import LeasedRequest
-from support.private_names import (
-    MISSING,
-    OF_OTHERS,
-    OF_SLOTS,
-    Name,
-    attribute,
-    missing,
-    names_of,
-)
+from support.private_names import MISSING, Name, attribute, missing, names_of
 
 ROOT = Path(celery_superfetch.__file__).parent
 SOURCES = {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 #: The files that list the foreign names which they use.
 PORTS = {path: found for path, tree in SOURCES.items() if (found := names_of(tree))}
-#: The others, together.
-UNLISTED = {path: OF_OTHERS + OF_SLOTS for path in SOURCES if path not in PORTS}
-EACH = (*OF_OTHERS, *OF_SLOTS, *(name for found in PORTS.values() for name in found))
+EACH = [name for found in PORTS.values() for name in found]
 STARTED = [name for name in EACH if name.path.startswith(".")]
 NAMES = [name for name in EACH if name not in STARTED]
 PROJECTS = {name.project for name in NAMES}
@@ -163,7 +153,7 @@ def asked_for(tree: ast.AST, mine: set[str], of_self: set[str]) -> Iterator[str]
 def test_a_private_name_that_is_not_our_own_is_listed(path):
     """As far as underscores tell. What is undocumented without one, only a reader finds."""
     asked = {*asked_for(SOURCES[path], defined(SOURCES[path]), set())} - NO_SECRETS
-    assert not asked - parts(PORTS.get(path) or UNLISTED[path])
+    assert not asked - parts(PORTS.get(path, ()))
 
 
 def test_a_port_names_what_it_uses_and_not_what_another_one_uses():
@@ -214,8 +204,3 @@ def is_used(name: Name, source: str) -> bool:
 def test_a_port_uses_what_it_lists(path):
     code = path.read_text().partition('"""\n')[2]  # without the docstring
     assert [str(name) for name in PORTS[path] if not is_used(name, code)] == []
-
-
-def test_whatever_else_is_listed_is_used():
-    code = "".join(path.read_text() for path in UNLISTED)
-    assert [str(name) for name in (*OF_OTHERS, *OF_SLOTS) if not is_used(name, code)] == []
