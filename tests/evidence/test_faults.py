@@ -5,15 +5,17 @@ without a reason. Longer, with the number of runs that fail without each mechani
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import random
+import sys
 from collections.abc import Iterator
 
 import pytest
 import redis
 
-from model.faults import SCENES, failures_of, scene, walk
-from support.fault_mutants import MUTANTS
+from model.faults import SCENES, failures_of, report_mutants, scene, walk
+from support.fault_mutants import BROKEN, MUTANTS, Mutant
 from support.servers.faulty import Fault, Faults
 
 WALKS_PER_RUN = 100
@@ -46,4 +48,26 @@ def test_random_walks_survive_their_faults(request, client, faults, part, run):
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.what)
 def test_the_control_finds_what_a_missing_mechanism_does(client, faults, mutant):
-    assert failures_of(client, faults, mutant, all_of_them=False).failures
+    assert failures_of(client, faults, mutant, all_of_them=False).is_caught
+
+
+def test_a_mutant_with_which_no_scene_can_be_played_is_not_caught(client, faults, capsys):
+    assert not report_mutants(client, faults, [BROKEN])
+    assert f"no fault was tried: {BROKEN.what}" in capsys.readouterr().out
+
+
+def test_a_mutant_fits_the_imported_code_although_its_file_changes_afterwards(
+    tmp_path, monkeypatch
+):
+    file = tmp_path / "greetings.py"
+    file.write_text("class Greeting:\n    def text(self):\n        return 'hello'\n")
+    spec = importlib.util.spec_from_file_location("greetings", file)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "greetings", module)
+    spec.loader.exec_module(module)
+    mutant = Mutant("another", module.Greeting, "text", "'hello'", "'good day'")
+    assert mutant.changed(None) == "good day"
+    file.write_text("class Greeting:\n    def text(self):\n        return self.other('hello')\n")
+    with mutant.in_force():
+        assert module.Greeting().text() == "good day"
+    assert module.Greeting().text() == "hello"

@@ -21,6 +21,8 @@ from celery_superfetch.model.strikes import Limits
 from celery_superfetch.signals import LostJob, ownership_lost
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.redis.call import Call
+from celery_superfetch.store.redis.scripts import LUA, Scripts
 from model.fault_invariants import broken_invariants, claims_in, name, notes_in
 from support.driver import Driver
 from support.servers.faulty import Fault, Faults, Point
@@ -56,6 +58,8 @@ class World:
         self.driver.expires_ms_by_list = self.queues
         self.driver.server_time_is(time() * 1000)
         database.scripts.first_line  # noqa: B018 - read once in the life of a process
+        if not faults.are_scripts_loaded:
+            self._load_scripts(database.scripts)
         faults.reset_points()
         faults.handler = self.handle_signal
         #: Whether a signal handler reads the replies to what it sends.
@@ -88,6 +92,15 @@ class World:
         self.states_seen: Counter[str] = Counter()
         self.jobs = self._publish()
         self.register()
+
+    def _load_scripts(self, scripts: Scripts) -> None:
+        """Load all scripts into the server: a run in which it forgets none needs no second call."""
+        with self.client.pipeline(transaction=False) as pipe:
+            for name in {path.stem for path in LUA.glob("*.lua")} - {"shared"}:
+                _, text, *_ = scripts.command(Call(name, [], [], whole=True))
+                pipe.script_load(text)
+            pipe.execute()
+        self.faults.are_scripts_loaded = True
 
     def __enter__(self) -> Self:
         ownership_lost.connect(self._hear_announcement)

@@ -8,6 +8,7 @@ process settles, and ``World.check`` looks at what is left.
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -104,6 +105,12 @@ class Outcome:
     states: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def is_caught(self) -> bool:
+        """Whether a mutant was caught. If no scene can be played with it, not even without a fault,
+        no fault was tried: the mutant is broken, and its failures show nothing."""
+        return bool(self.runs and self.failures)
+
     def __iadd__(self, other: Outcome) -> Outcome:
         self.runs += other.runs
         self.hits += other.hits
@@ -191,7 +198,7 @@ def _judge(
 def failures_of(
     client: redis.Redis, faults: Faults, mutant: Mutant, *, all_of_them: bool
 ) -> Outcome:
-    """Play the scenes, and then walks, without one mechanism, until it is missed; or all scenes."""
+    """Play the scenes without one mechanism, until it is caught; or all scenes."""
     outcome = Outcome()
     with mutant.in_force():
         for title in [*mutant.scenes, *(title for title in SCENES if title not in mutant.scenes)]:
@@ -200,15 +207,18 @@ def failures_of(
             except Exception as exc:
                 what = f"{title!r}, without a fault: {type(exc).__name__}: {exc}"
                 outcome.failures.append(what)
-            if outcome.failures and not all_of_them:
+            if outcome.is_caught and not all_of_them:
                 break
     return outcome
 
 
 def report(client: redis.Redis, *, walks: int, seed: int, mutants: bool) -> bool:
     """Play all scenes, so many walks and, with ``mutants``, all scenes without each mechanism;
-    print what came of it. Return whether nothing failed that must not, and each mutant did."""
+    print what came of it. Return whether nothing failed that must not, and each mutant was caught.
+    """
     faults = Faults(client)
+    for mutant in MUTANTS:
+        mutant.changed  # noqa: B018 - the tree may be changed while the scenes are played
     print("scene, runs, failures")
     total = Outcome()
     for title in SCENES:
@@ -222,10 +232,20 @@ def report(client: redis.Redis, *, walks: int, seed: int, mutants: bool) -> bool
     print(*(f"{count:6} {fault.value}" for fault, count in total.hits.most_common()), sep="\n")
     print(*(f"{count:6} {state}" for state, count in total.states.most_common()), sep="\n")
     print(*total.failures, sep="\n")
-    good = not total.failures
-    for mutant in MUTANTS if mutants else ():
+    caught = report_mutants(client, faults, MUTANTS if mutants else [])
+    return caught and not total.failures
+
+
+def report_mutants(client: redis.Redis, faults: Faults, mutants: Iterable[Mutant]) -> bool:
+    """Play all scenes with each mutant and print what came of it; return whether each was
+    caught."""
+    good = True
+    for mutant in mutants:
         outcome = failures_of(client, faults, mutant, all_of_them=True)
-        failed = len(outcome.failures)
-        print(f"without it fail {failed} of {outcome.runs}: {mutant.what}", flush=True)
-        good &= failed > 0
+        if outcome.runs:
+            print(f"without it fail {len(outcome.failures)} of {outcome.runs}: {mutant.what}")
+        else:
+            print(f"without it no scene can be played, no fault was tried: {mutant.what}")
+        sys.stdout.flush()
+        good &= outcome.is_caught
     return good

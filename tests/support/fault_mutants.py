@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -38,14 +39,17 @@ class Mutant:
     def in_force(self) -> Iterator[None]:
         """Change the method, and restore it at the end."""
         method = getattr(self.owner, self.method)
-        changed = self._changed(method)
-        setattr(self.owner, self.method, changed)
+        setattr(self.owner, self.method, self.changed)
         try:
             yield
         finally:
             setattr(self.owner, self.method, method)
 
-    def _changed(self, method: Any) -> Any:
+    @cached_property
+    def changed(self) -> Any:
+        """The changed method. Its text is read from the disk at the first use: if the file was
+        changed after it was imported, the text no longer fits the other code of this process."""
+        method = getattr(self.owner, self.method)
         source = textwrap.dedent(inspect.getsource(method))
         assert source.count(self.old) == 1, f"{self.method} has not this text once: {self.old}"
         code = compile(
@@ -192,3 +196,8 @@ MUTANTS = [
         ("queues that expire",),
     ),
 ]  # fmt: skip
+
+#: No scene can be played with it: a control of the control.
+BROKEN = Mutant(
+    "no job can be claimed", InFlight, "claim", "pending = self.pending", "pending = missing"
+)

@@ -70,6 +70,9 @@ class Faults:
         parameters = plain_parameters(client)
         self._network = redis.Connection(**parameters)
         self.connections: list[FaultyConnection] = []
+        #: Whether the server has the scripts: before the first run, and after one in which it has
+        #: forgotten them, it has not.
+        self.are_scripts_loaded = False
         self._pool = Pool(connection_class=FaultyConnection, faults=self, **parameters)
         self.client = redis.Redis(connection_pool=self._pool)
         self.reset()
@@ -126,6 +129,7 @@ class Faults:
             raise Terminated
         if fault is Fault.FORGOTTEN:
             self._client.script_flush()
+            self.are_scripts_loaded = False
 
     def deliver_late(self) -> None:
         """Let the server get the commands that are still on their way."""
