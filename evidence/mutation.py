@@ -148,7 +148,7 @@ def _tried(
 ) -> Iterator[dict]:
     for some in tests:
         warm.check(some)
-    source = (ROOT / path).read_text()
+    source = (copy / path).read_text()  # the checkout may be changed meanwhile
     changes = in_lua(source) if path.endswith(".lua") else in_python(source)
     for change in changes:
         result = {"file": path, **change.told}
