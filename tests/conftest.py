@@ -117,15 +117,30 @@ def pytest_runtest_teardown(item: pytest.Item) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Show what the processes of a failed test have logged; turn "not ours" into a skip."""
+    """Show what the processes of a failed test have logged, where they are, and what is on the
+    server; turn "not ours" into a skip."""
     report = yield
     if call.excinfo and not hasattr(report, "wasxfail") and (why := not_for_here(call.excinfo)):
         report.outcome = "skipped"
         report.longrepr = (str(item.path), 0, f"Skipped: {why}")
     if report.failed:
-        for process in item.stash.get(STARTED, []):
-            report.sections.append((f"log of {process.title}", process.tail()))
+        processes = item.stash.get(STARTED, [])
+        if call.when == "call" and (db := getattr(item, "funcargs", {}).get("db")) is not None:
+            report.sections.append(("what is on the server", rest_of(db)))
+            for process in processes:
+                process.dump_stacks()
+        for process in processes:
+            report.sections.append((f"log of {process.title}", process.tail(160)))
     return report
+
+
+def rest_of(db: Database) -> str:
+    """The keys of a database, each with the beginning of what it holds."""
+    try:
+        keys = db.keys("*")[:60]
+        return "\n".join(f"{key}: {db.contents(key)!r:.600}" for key in keys)
+    except redis.exceptions.RedisError as exc:  # the test has ended it, or it holds other kinds
+        return repr(exc)
 
 
 def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: In the environment of a command, and so of all that it starts: which command that was.
 MARK = "SUPERFETCH_TESTS_COMMAND"
+#: The signal upon which a worker writes the stacks of its threads to its log.
+STACKS = 40
 _numbers = itertools.count(1)
 _open: set[str] = set()  # marks of commands that may run
 
@@ -197,6 +199,23 @@ class Process:
         if text not in self.log():
             code = self._popen.returncode
             raise AssertionError(f"{self.title} ended ({code}) before {text!r}\n{self.tail()}")
+
+    def dump_stacks(self) -> None:
+        """Have each living process of it that can do so (`workers/start.py`) write the stacks of
+        its threads to its log, behind the state in which the kernel has it."""
+        for process in self.survivors():
+            with contextlib.suppress(psutil.Error, OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+                if not caught >> (STACKS - 1) & 1:
+                    continue
+                state = process.status()
+                with self.log_path.open("a") as log:
+                    log.write(f"\nstacks of process {process.pid}, which is {state}:\n")
+                before = self.log_path.stat().st_size
+                process.send_signal(STACKS)
+                with contextlib.suppress(AssertionError):
+                    eventually(lambda: self.log_path.stat().st_size > before, 1)  # noqa: B023
 
     # -- the end -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ the commands of flower, and YAML. Nor is there garbage to look for while it impo
 say is done with the installed command.
 """
 
+import faulthandler
 import gc
 import sys
 from types import SimpleNamespace
@@ -22,4 +23,5 @@ if __name__ == "__main__":
     from celery.bin.celery import main
 
     gc.enable()
+    faulthandler.register(40)  # `Process.dump_stacks` asks for it when a test has failed
     sys.exit(main())
