@@ -7,11 +7,13 @@ how much to trust them. No time that is measured here means anything on another 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib.util
 import itertools
 import json
 import os
 import platform
+import shutil
 import statistics
 import sys
 import tempfile
@@ -172,9 +174,15 @@ def import_before() -> None:
     """Make the other checkout's package known under a name of its own, which its imports allow."""
     if importlib.util.find_spec(f"{OWN}_before"):
         return
-    place = Path(tempfile.mkdtemp(prefix="before-"))
+    place, maker = Path(tempfile.mkdtemp(prefix="before-")), os.getpid()
     (place / f"{OWN}_before").symlink_to(Path(os.environ[CHECKOUT], OWN))
     sys.path.insert(0, str(place))
+
+    def remove() -> None:
+        if os.getpid() == maker:  # a forked child ends before it
+            shutil.rmtree(place)
+
+    atexit.register(remove)
 
 
 def package_before(place: Path) -> None:
