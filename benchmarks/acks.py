@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from compare import OURS, Table, arguments, begin, finish_all, measure_all, parsed
+from compare import OURS, Table, arguments, begin, finish_all, measure_all
 
 from support.servers.server import Server
 from support.workers.bench import Bench, payload
@@ -39,7 +39,7 @@ def ack(size: int, others: int) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parsed(arguments(__doc__, rounds=5), argv)
+    args = arguments(__doc__, rounds=5).parse_args(argv)
     tables = [
         Table("an ack: the server's time", "us", more=False),
         Table("an ack: bytes that the server receives", "bytes", more=False),

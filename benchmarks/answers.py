@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compare import BEFORE, OURS, Table, arguments, begin, finish, parsed
+from compare import BEFORE, OURS, Table, arguments, begin, finish
 
 from support.servers.server import Server, free_port
 from support.workers.worker import app_env
@@ -67,7 +67,7 @@ def _connected(port: int, path: str) -> http.client.HTTPConnection:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parsed(arguments(__doc__, rounds=5), argv)
+    args = arguments(__doc__, rounds=5).parse_args(argv)
     here = Path(__file__).resolve().parent.parent
     checkouts = {OURS: here, **({BEFORE: args.before.resolve()} if args.before else {})}
     table = Table("one answer", "ms", more=False, to=BEFORE if args.before else OURS)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from compare import OURS, Table, arguments, begin, finish_all, measure_all, parsed
+from compare import OURS, Table, arguments, begin, finish_all, measure_all
 from worker import POOLS, Drain, tables
 
 from support.servers.cluster import cluster
@@ -35,7 +35,7 @@ class InSlot(Drain):
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "", rounds=5)
     parser.add_argument("--jobs", type=int, default=4000, help="of each run")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     found: list[Table] = tables({})
     for table in found:
         table.to = SINGLE

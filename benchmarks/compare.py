@@ -240,12 +240,23 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _note_checkout(value: str) -> Path:
+    """Note the other checkout where processes that are started find it, too."""
+    path = Path(value).resolve()
+    if not (path / OWN).is_dir():
+        raise argparse.ArgumentTypeError(f"there is no {OWN} in {path}")
+    os.environ[CHECKOUT] = str(path)
+    return path
+
+
 def arguments(doc: str, rounds: int) -> argparse.ArgumentParser:
     """The options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="of each case, alternately")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--before", type=Path, help="another checkout, to run beside this one")
+    parser.add_argument(
+        "--before", type=_note_checkout, help="another checkout, to run beside this one"
+    )
     parser.add_argument(
         "--json",
         type=Path,
@@ -269,16 +280,6 @@ def machine() -> dict[str, Any]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def parsed(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """What was asked for; notes the other checkout."""
-    args = parser.parse_args(argv)
-    if args.before:
-        os.environ[CHECKOUT] = str(args.before.resolve())
-    return args
 
 
 def begin(table: Table) -> None:

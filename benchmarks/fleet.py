@@ -42,14 +42,14 @@ from compare import (
     arguments,
     begin,
     finish,
-    package_before,
+    import_before,
 )
 from noop import Counts
 
 from support.process import Process
 from support.servers.server import Server
 from support.waiting import eventually
-from support.workers.worker import TESTS, process_env
+from support.workers.worker import process_env
 
 #: Seconds in which it is counted who sends something.
 MOMENT = 0.05
@@ -85,6 +85,8 @@ def consume(contender: str, url: str, number: int, told: str, work: float) -> No
 
 def run_fleet(contender: str, url: str, told: str, owners: str, number: str, work: str) -> None:
     """Fork the fleet; all of it ends with this process."""
+    if contender == BEFORE:
+        import_before()
     for _ in range(int(owners)):
         if not os.fork():
             random.seed(os.getpid())
@@ -113,9 +115,6 @@ class Fleet:
             self.told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self.told.bind(str(directory / "told"))
             env = {"COUNTS": str(directory / "counts")}
-            if self.contender == BEFORE:
-                package_before(directory)
-                env["PYTHONPATH"] = os.pathsep.join(map(str, (directory, TESTS, TESTS.parent)))
             how = (str(directory / "told"), str(self.owners), str(len(self.queues)), str(self.work))
             argv = [sys.executable, __file__, "--fleet-of", self.contender, server.url(), *how]
             process = Process(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import chain, group
-from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_all, parsed
+from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_all
 from noop import build
 from worker import LOOK, Drain
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--parts", type=int, default=20_000, help="of the group")
     parser.add_argument("--links", type=int, default=600, help="of the chain")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     found = [Table(f"A job's followers: {name}", unit, more=False) for name, unit in MEASURED]
     begin(found[0])
     for kind, size in ((Group, args.parts), (Chain, args.links)):

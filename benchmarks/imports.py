@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compare import BEFORE, OURS, STOCK, Table, arguments, begin, finish, parsed
+from compare import BEFORE, OURS, STOCK, Table, arguments, begin, finish
 
 from support.servers.server import Server
 
@@ -43,7 +43,7 @@ def run(url: str, checkout: Path, install: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parsed(arguments(__doc__, rounds=15), argv)
+    args = arguments(__doc__, rounds=15).parse_args(argv)
     here = Path(__file__).resolve().parent.parent
     table = Table("a producer's start", "ms of CPU", more=False)
     begin(table)

@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from compare import TRANSPORTS, Row, Table, arguments, begin, finish, parsed, skipped_here
+from compare import TRANSPORTS, Row, Table, arguments, begin, finish, skipped_here
 from noop import NAME, Counts, build
 from worker import POOLS, Drain
 
@@ -121,7 +121,7 @@ def measure(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--jobs", type=int, default=100, help="of each worker, one by one")
-    args: Any = parsed(parser, argv)
+    args: Any = parser.parse_args(argv)
     skipped = skipped_here()
     names = [name for name in TRANSPORTS if name not in skipped]
     tables = [

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 from celery import Celery
-from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before, parsed
+from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before
 from redis.connection import parse_url
 
 from celery_superfetch.model.facts import Facts
@@ -171,7 +171,7 @@ def cases() -> Iterator[tuple[str, str, str, Callable[[Package], float]]]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parsed(arguments(__doc__ or "", rounds=1), argv)
+    args = arguments(__doc__ or "", rounds=1).parse_args(argv)
     logging.disable(logging.ERROR)  # a line for each owner that is reaped is for operators
     tables: dict[str, Table] = {}
     with Server() as server:

@@ -32,7 +32,6 @@ from compare import (
     finish_all,
     measure_all,
     module_before,
-    parsed,
 )
 from kombu import Connection
 from sent import watch_sent
@@ -216,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--large", type=int, default=100, help="of 1 MB")
     parser.add_argument("--owners", type=int, default=1000, help="registered ones")
     parser.add_argument("--each", type=int, default=10, help="jobs of each of those that died")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     # A line for each owner that is reaped is for operators.
     for name in ("celery_superfetch", "celery_superfetch_before"):
         logging.getLogger(name).setLevel(logging.ERROR)

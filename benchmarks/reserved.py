@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from compare import Table, arguments, begin, finish_all, measure_all, parsed
+from compare import Table, arguments, begin, finish_all, measure_all
 
 from celery_superfetch.reaper.drain import finish
 from support.servers.server import Server
@@ -62,7 +62,7 @@ def recover(server: Server, jobs: int) -> tuple[float, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__ or "", rounds=3)
     parser.add_argument("--jobs", type=int, default=25_000, help="the smaller number")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     logging.getLogger("celery_superfetch").setLevel(logging.ERROR)
     counts = {f"{count:,}": count for count in (args.jobs, TIMES * args.jobs)}
     titles = "Reserved jobs: until the first is back", "Reserved jobs: the whole pass"

@@ -31,7 +31,6 @@ from compare import (
     begin,
     finish_all,
     measure_all,
-    parsed,
     skipped_here,
 )
 from kombu import Connection, Consumer, Exchange, Producer, Queue
@@ -181,7 +180,7 @@ def cases() -> Iterator[Case]:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=1000, help="of a run; fewer large ones")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     skipped = skipped_here()
     title = "consume and ack"
     tables = [

@@ -51,7 +51,6 @@ from compare import (
     finish_all,
     measure_all,
     package_before,
-    parsed,
     skipped_here,
 )
 from noop import NAME, Counts, build
@@ -345,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=2000, help="of each run")
     parser.add_argument("--prefetch", type=int, nargs="+", default=[4], help="multipliers")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     os.environ.pop("CONTENDER", None)
     skipped = skipped_here()
     found = tables(skipped)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from celery import chord
-from compare import PLUS, TRANSPORTS, arguments, begin, finish, measure_all, parsed, skipped_here
+from compare import PLUS, TRANSPORTS, arguments, begin, finish, measure_all, skipped_here
 from noop import build
 from worker import POOLS, Drain, copies, installed, tables
 
@@ -54,7 +54,7 @@ class Chords(Drain):
 def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--jobs", type=int, default=2000, help="of each run")
-    args = parsed(parser, argv)
+    args = parser.parse_args(argv)
     skipped = skipped_here()
     # The next links are copied as lists of payloads, which that does not have.
     names = [name for name in TRANSPORTS if name not in skipped and name != PLUS]
