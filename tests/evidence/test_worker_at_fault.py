@@ -35,10 +35,11 @@ def innocent(db: Database, ledger: Ledger, worker: Any) -> Callable[[list[str]],
     return look
 
 
-def sent(app: Celery, count: int) -> list[str]:
+def sent(app: Celery, count: int, seconds: float = 0.0) -> list[str]:
+    """Send jobs, each of which runs for some seconds; return their names."""
     jobs = [f"n{number}" for number in range(count)]
     for job in jobs:
-        app.send_task("shop.note", (job,))
+        app.send_task("shop.hold", (job, seconds))
     return jobs
 
 
@@ -57,7 +58,7 @@ def test_else_its_jobs_are_killed(worker, app, db, ledger):
     """A1, the control."""
     env = {**few_threads(2), "WITHOUT": "reading"}
     worker(pool="threads", concurrency=30, env=env)
-    sent(app, 200)
+    sent(app, 200, 0.1)  # so that they need more threads than there are
     eventually(lambda: len(db.dead()) > 10)
 
 
