@@ -22,7 +22,9 @@ from .stopping import owners_of
 
 logger = one_line_each(get_logger(__name__))
 
-TURN = 60.0  # seconds for which one worker of all that hear of a revoked job has looked for it
+#: Seconds for which the lock of a revoked job keeps other workers from recalling it, too: all of
+#: them get the command.
+TURN = 60.0
 
 
 def recall_revoked(consumer: Any) -> None:
@@ -41,12 +43,13 @@ def _revoke(revoke: Callable[..., Any], state: Any, task_id: Any, *args: Any, **
     done = revoke(state, task_id, *args, **kwargs)
     ids = [task_id] if isinstance(task_id, str) else [*task_id]
     for owner in owners_of(state.consumer.controller):
-        # In another thread: it looks through all that are parked.
-        owner.overdue.append(partial(_call, owner, ids))
+        # A deferred call, for the maintenance thread: a recall reads all parked jobs.
+        owner.overdue.append(partial(_recall_once, owner, ids))
     return done
 
 
-def _call(owner: Owner, ids: Iterable[str]) -> None:
+def _recall_once(owner: Owner, ids: Iterable[str]) -> None:
+    """Recall those jobs that no other worker recalls at this moment."""
     mine = [id for id in ids if owner.database.take_turn(f"revoke:{id}", TURN)]
     if mine:
         _recall(owner, mine)
@@ -56,7 +59,7 @@ def _recall(owner: Owner, mine: list[str]) -> None:
     try:
         count = owner.leases.recall(mine)
     except (RedisError, OSError):
-        owner.overdue.append(partial(_recall, owner, mine))  # whose turn it is, is it once
+        owner.overdue.append(partial(_recall, owner, mine))  # this worker still has the locks
         return
     if count:
         logger.info("%d revoked jobs that were due later come at once, to be discarded.", count)

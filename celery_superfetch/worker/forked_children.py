@@ -1,6 +1,10 @@
 """Ends processes that user code forked (a task, or a receiver of a signal) and that return from it
 into the worker's code. If such a process went on, there would be two workers with one owner: each
-job would run twice, and at its end the copy would stop the pool of its parent."""
+job would run twice, and at its end the copy would stop the pool of its parent.
+
+``run_job`` uses the block around each run; the gate calls ``end_forked_child`` in each tick of the
+worker's loop. The copy claims nothing, so its end loses no job.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
-"""Two threads of a worker: one looks at its host every second, and reaps; the other one moves
-scheduled jobs that are due to their queues."""
+"""Two threads of a worker's main process: one finds dead peers and takes back their jobs, the other
+one moves scheduled jobs that are due to their queues.
+
+``steps.Maintenance`` starts both. Each second the maintenance thread makes a round for each owner
+of the process: it makes deferred calls, checks the processes of peers on this host, and takes some
+steps of the reap passes that are under way. If the process dies in a pass, the next pass of any
+reaper takes back the jobs that are left.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +39,29 @@ logger = one_line_each(get_logger(__name__))
 
 LOOK_INTERVAL = 1.0  # seconds between two looks at this host's processes, which cost no command
 
-#: Processes that each worker looks at: one would do if all knew of the same neighbours and none
-#: could be frozen.
+#: Number of peers on its host that each worker checks. One would be enough if all workers knew the
+#: same peers and none could be frozen.
 LOOKS = 4
 
-#: Seconds for which passes go on before other duties have their turn: 100,000 jobs take many.
+#: Seconds of a round that passes may take, at least one step: a pass over 100,000 jobs takes many
+#: rounds, and the other duties are due each second.
 PASS_TURN = 0.25
 
-#: Passes that are under way at once at most: each may wait for its turn behind all others.
+#: Most passes that are under way at once. They advance by turns, so each may wait for all others.
 PASSES = 8
 
-MOST_STARTED = 100  # jobs of one owner whose start is in its record, those that run longest: 3 kB
+#: Most jobs of one owner whose start time is in its record, those that run longest: 3 kB.
+MOST_STARTED = 100
 
 
 class MaintenanceThread(threading.Thread):
+    """The thread that makes the rounds of all owners of this process."""
+
     def __init__(self, app: Celery) -> None:
         super().__init__(name="superfetch-maintenance", daemon=True)
         self.over = threading.Event()
         self._rounds = cache(partial(Rounds, app))
-        #: Each owner may be on a server of its own.
+        #: Owner -> its outage: each owner may be on another server.
         self._outage_of = cache(lambda owner: Outage(logger))
 
     def run(self) -> None:
@@ -68,8 +78,8 @@ class MaintenanceThread(threading.Thread):
                         rounds = self._rounds(owner)
                         owner.catch_up()
                     if outage.lasts:
-                        # Most rounds ask the server nothing. If one of these ended the outage, the
-                        # log would say each few seconds that the server answers again.
+                        # Most rounds send the server nothing, and succeed while it is away. If such
+                        # a round ended the outage, the log would say so again and again.
                         rounds.reaper.database.server_time()
                     rounds.go(monotonic())
                     if rounds.passes:
@@ -82,7 +92,7 @@ class MaintenanceThread(threading.Thread):
                         exc,
                         LOOK_INTERVAL,
                     )
-                except Exception:  # a thread that ended would take nobody's jobs back
+                except Exception:  # without this thread the worker would reap no more
                     logger.exception(
                         "Maintenance failed and goes on. If it repeats, this worker finds no dead "
                         "ones: restart it, and report the error."
@@ -90,8 +100,8 @@ class MaintenanceThread(threading.Thread):
 
 
 class ReleaseThread(threading.Thread):
-    """Moves scheduled jobs that are due to their queues, once a second. It is a thread of its own:
-    otherwise they waited for a long pass, or for a receiver of a signal that is slow."""
+    """The thread that moves scheduled jobs that are due to their queues, once a second. In the
+    maintenance thread they would wait for a long pass, or for a slow receiver of a signal."""
 
     def __init__(self) -> None:
         super().__init__(name="superfetch-release", daemon=True)
@@ -117,7 +127,8 @@ class ReleaseThread(threading.Thread):
 
 
 class Rounds:
-    """The duties of one owner, round after round; its passes go on for a moment in each."""
+    """The maintenance of one owner (this process in one database). A pass goes on over several
+    rounds, for a moment in each."""
 
     def __init__(self, app: Celery, owner: Owner) -> None:
         self.owner = owner
@@ -128,9 +139,11 @@ class Rounds:
         self.passes: deque[Steps[Report]] = deque()  # those under way, the next in turn first
 
     def go(self, now: float) -> None:
-        """One round; when the broker cannot be asked, it raises RedisError and convicts nobody."""
+        """Make one round. Raises RedisError if the server cannot be asked: then no owner is
+        declared dead."""
         self.note_runs()
-        # All workers see a death, or a silence, in the same second: hence the locks.
+        # All workers find a dead peer, or a stale owner, in the same second. A lock lets one of
+        # them make the pass.
         if self._sees_death():  # others may have died with it
             self._reap(self.owner.neighbours, f"host:{ProcessImage.current().host}")
         if silent := self._due(now):
@@ -139,14 +152,15 @@ class Rounds:
             self._next_pass = now + self.reaper.config.reap_interval
             self._begin(scheduled_pass_in_steps(self.reaper, self.owner.facts.node))
         self._go_on(monotonic() + PASS_TURN)
-        # Last: what is only counted keeps nobody's jobs waiting, where a full server refuses it.
+        # Last: a server over its memory limit refuses the counts, which must not stop the rest.
         if now >= self._next_count and self.owner.runner.run_counts:
             self._next_count = now + self.reaper.config.heartbeat_interval
             with suppress(OutOfMemoryError):
                 self.owner.runner.run_counts.count(self.reaper.database)
 
     def note_runs(self) -> None:
-        """Let the next heartbeat write when jobs started that run for longer than an interval."""
+        """Note when those jobs started that have run for longer than a heartbeat interval; the next
+        heartbeat writes it into the owner record."""
         config, worker = self.owner.config, self.owner.runner.worker
         if worker is None:  # a consumer of the same process has no pool
             return
@@ -155,7 +169,7 @@ class Rounds:
             at, delivery = request.time_start or now, request.delivery
             if delivery.owner is self.owner and now - at > config.heartbeat_interval:
                 started.append((int(at), claim_number(delivery.job.claim_id)))
-        # The same as long as the same jobs run: only a change is sent.
+        # In a fixed order, so that it changes only with the jobs: the heartbeat sends only changes.
         oldest = heapq.nsmallest(MOST_STARTED, started)
         self.owner.started_jobs = tuple((number, at) for at, number in oldest)
 
@@ -181,20 +195,24 @@ class Rounds:
                 return
 
     def note(self, report: Report) -> None:
-        """Know of suspects before the next heartbeat tells."""
+        """Note on which queue lists a pass has put suspects (jobs on probation), so that this
+        worker may claim them before the next heartbeat names those lists."""
         self.owner.suspects.add_lists(report.probation)
 
     def _sees_death(self) -> bool:
+        """Return whether one of the peers on this host that this worker checks is dead."""
         here, watched = ProcessImage.current(), self._watched()
         others = [*self._facts.values(), self.owner.facts]
         return any(judge(local_evidence(facts, here, others, None)).dead for facts in watched)
 
     def _watched(self) -> list[Facts]:
-        """The next few after this one, in a ring of all that live on this ground. Somebody living
-        comes right before each row of dead ones: each death is seen."""
+        """Return the records of the ``LOOKS`` owners that follow this one, by name and in a ring of
+        all owners of this host. A living owner comes right before each row of dead ones and checks
+        the first of them, so each death is found."""
         own, here = self.owner.name, ProcessImage.current()
         after = sorted(self.owner.neighbours, key=lambda owner: (owner < own, owner))
-        # Pool pids change, but matter only to the pass, which reads them again.
+        # Each record is read once: what changes in it (the pool's pids) matters only to a pass,
+        # which reads it again.
         self._facts = {owner: self._facts[owner] for owner in after if owner in self._facts}
         watched: list[Facts] = []
         for at in range(0, len(after), LOOKS):
@@ -208,7 +226,8 @@ class Rounds:
         return watched[:LOOKS]
 
     def _due(self, now: float) -> list[str]:
-        """Silent owners that are worth a verdict now: at once, then at each heartbeat."""
+        """Return the stale owners (two heartbeats were missed) on which a verdict is due: at once,
+        and again after each heartbeat interval."""
         interval = self.reaper.config.heartbeat_interval
         silent = self.owner.silence.silent(now, MISSED_HEARTBEATS * interval)
         self._next_look = {owner: self._next_look.get(owner, 0.0) for owner in silent}

@@ -34,8 +34,8 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from ..model.foreign import class_name, describe, loggable, message_of
 
-#: Exceptions that a pool raises for a run that was cut short. From a task they are data as any
-#: other, and come from the result of another job as a rule: Celery would requeue it for ever.
+#: Exceptions by which a pool reports that a run was cut short. A task may raise one, too, mostly
+#: from the result of another job. If Celery got that unchanged, it would requeue the job for ever.
 OF_POOLS = (TimeLimitExceeded, WorkerLostError, Terminated, MemoryError)
 
 #: Exceptions that end the process of a pool.
@@ -150,7 +150,7 @@ def failure_of(outcome: Any) -> Any:
 def exception_of(info: Any) -> BaseException:
     """Return what was raised, without the wrapper that billiard puts around it."""
     error: Any = info.exception
-    # By its class: an attribute ``exc``, which the wrapper has, may be the exception's own.
+    # By its class: other exceptions may have an attribute ``exc`` of their own.
     raised: BaseException = error.exc if type(error) is ExceptionWithTraceback else error
     return raised
 
@@ -230,9 +230,10 @@ def plain(error: BaseException) -> Exception:
 
 def name_of_raised(error: BaseException) -> str:
     """Return the name of the class that a task raised, for the reason of a lost run: the text of
-    the exception may quote the job's arguments. A number is told: it is the status of an exit."""
+    the exception may quote the job's arguments. The status of a ``SystemExit`` is added if it is a
+    number."""
     replaced = error.__context__ if issubclass(type(error), WorkerLostError) else None
-    if replaced is not None:  # by Celery, on threads and greenlets: it would end a process
+    if replaced is not None:  # Celery replaces what would end a process, on threads and greenlets
         error = replaced
     kind = type(error)
     if issubclass(kind, UnpickleableExceptionWrapper):

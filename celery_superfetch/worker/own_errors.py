@@ -1,6 +1,9 @@
-"""A worker that ends by an error, and not because it was told to: its exit code, and whether it may
-blame the jobs that it runs ("Unrecoverable error" in Celery's log). If so, they are recovered with
-a strike, as if it had been killed."""
+"""Finds out whether a worker ends by an error, and not because it was told to ("Unrecoverable
+error" in Celery's log). Then its exit code is a failure; and if one of the jobs that it runs may
+have caused the error, they are recovered with a strike, as if the worker had been killed.
+
+``steps.Maintenance.close`` calls both functions, in the main thread, as the worker begins to stop.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The loop of a pool process (prefork): it starts no job after the job's deadline, and reports to
-the worker when it reads no more jobs. ``worker.pool_slots`` receives the reports.
+"""The loop of a pool process (prefork): it starts no job after the job's deadline (until then no
+peer can have declared the worker dead), and reports to the worker when it reads no more jobs.
 
-If the process dies between a report and its end, the worker finds the job by the process's exit, as
-in stock Celery.
+``worker.steps`` puts it into the pool before the pool starts, and ``worker.pool_slots`` receives
+the reports, in the worker. If the process dies, the worker finds that by its exit: a job that had
+started is recovered with a strike, one that had not is started in another process.
 
 Foreign names:
 
@@ -40,8 +41,8 @@ class PoolProcess(asynpool.Worker):
     its acceptance: the worker withdraws what a leaving process has not accepted, and the job would
     run twice.
 
-    It sends ``NOT_STARTED`` for a job that it receives after the job's deadline, and drops the job,
-    which the worker starts again: billiard would count a run, and a process with
+    It sends ``NOT_STARTED`` for a job that it receives after the job's deadline, and drops the job;
+    the worker starts it again. If billiard got the job, it would count a run, and a process with
     ``max_tasks_per_child`` of 1 would end without having run a job.
     """
 
@@ -63,6 +64,7 @@ class PoolProcess(asynpool.Worker):
             if not message:
                 return message
             _, (number, _, target, args, _) = message
+            # ``run_and_pack(run_job, deadline, ...)``, as ``ProcessAdapter.call`` has it.
             is_ours = target is run_and_pack and args[0] is run_job
             if is_ours and args[1] <= clock():
                 self.outq.put((NOT_STARTED, (pid, number)))

@@ -49,7 +49,7 @@ from ..model.log_text import one_line_each
 logger = one_line_each(get_logger(__name__))
 
 AGAIN = 0.05  # s between two tries of a pool to fork, and between two checks of a child that ends
-LOOKS = 100  # checks of such a child; after them Celery's own, each 5 s, is left
+LOOKS = 100  # checks of such a child; after them only Celery's own check, each 5 s, finds its end
 
 
 def request_of(accept_callback: Any) -> Any:
@@ -58,7 +58,8 @@ def request_of(accept_callback: Any) -> Any:
 
 
 def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
-    """Remove a job from ``pool`` whose arguments the pool failed to write to a process.
+    """Remove a job from ``pool`` whose arguments the pool failed to write to a process. The gate
+    calls this when a job could not be handed to the pool.
 
     Returns:
         whether its arguments (``call``) cannot be pickled, so that no process could get them.
@@ -67,7 +68,7 @@ def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
         if request_of(job._accept_callback) is request:
             job.discard()
     try:
-        return not pickle.dumps(call)
+        return not pickle.dumps(call)  # never empty: False
     except Exception as exc:  # what was unpickled need not be picklable
         return not isinstance(exc, MemoryError)
 
@@ -90,8 +91,8 @@ def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., ob
 def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
     """Keep the jobs that children run, or have in their pipes, when Celery flushes ``pool`` at a
     lost connection. Celery forgets all that no child has accepted: such a job would run, but its
-    result would reach no one, and its claim stay for ever. All other jobs are requeued, the newest
-    first.
+    result would be dropped, and it would stay in flight for ever. All other jobs are requeued, the
+    newest first, since each goes to the front of its queue.
 
     Report: A task in the pipe of a pool process is forgotten at a lost connection, and runs.
     """
@@ -106,7 +107,7 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
         pipes = {id: job._write_to for id, job in jobs.items() if job not in unwritten}
         reading = [jobs[id] for id in pipes if pipes[id] and not jobs[id]._accepted]
         for job in reading:
-            job._accepted = True
+            job._accepted = True  # while Celery flushes: it keeps accepted jobs
         kept = {id: job for id, job in jobs.items() if job._accepted}
         try:
             flush()
@@ -133,9 +134,9 @@ def _remember(processes: Any, kept: dict[Any, Any]) -> None:
 
 
 def read_on(pool: Any) -> None:
-    """Continue to read a result, of which a part was read when the connection was lost. The loop is
-    made again then, with a new reader, which would take the next piece for the start of a result:
-    the worker would end by an unpickling error, or wait for ever.
+    """Continue to read a result, of which a part was read when the connection was lost. Celery then
+    makes its loop again, with a new reader, which would take the next piece for the start of a
+    result: the worker would end by an unpickling error, or wait for ever.
 
     Report: A large result of which a part was read is lost with the event loop.
     """
@@ -172,9 +173,9 @@ def unpickle_or_end(child: Any, stream: Any) -> Any:
 
 
 def hear_the_dead(pool: Any) -> None:
-    """Read the last messages of a dead child before its job is given to another child. Celery does
-    not where it finds the death while it replaces others: a job that the child has started, or even
-    finished, would run a second time without a strike.
+    """Read the last messages of a dead child before its job is given to another child. If Celery
+    finds the death while it replaces other children, it does not read them: a job that the child
+    has started, or even finished, would run a second time without a strike.
 
     Report: A task that has ended runs again, if its process dies while another is replaced.
     """
@@ -186,7 +187,7 @@ def hear_the_dead(pool: Any) -> None:
         if not (job._accepted or child is None or child.dead or child._is_alive()):
             processes.process_flush_queues(child)
             if job._accepted:
-                return  # the loss of the child is found with its exit
+                return  # it has started: Celery reports its loss when it finds the child's exit
         give_away(job, pid)
 
     processes.on_job_process_down = read_first

@@ -1,6 +1,6 @@
-"""Counts how the runs of a worker end and how long they take, for metrics. Maintenance adds the
-counts to the server's at the pace of the heartbeats; counts that were not added are lost with the
-process."""
+"""Counts how the runs of a worker end and how long they take, for metrics. ``LeasedRequest`` counts
+the end of each run; the maintenance thread adds the counts to the server's at the pace of the
+heartbeats. Counts that were not added are lost with the process."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class RunCounts:
         """Count the end of a run. ``error``: what it raised; None: it returned."""
         how = SUCCEEDED if error is None else _how(error)
         with self._lock:
+            # Beyond ``MOST`` pairs a run counts without its task's name, then without its queue.
             if (queue_list, task) not in self._pairs and len(self._pairs) >= MOST:
                 task = ""
                 if (queue_list, "") not in self._pairs and len(self._pairs) >= 2 * MOST:

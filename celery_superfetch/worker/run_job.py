@@ -1,8 +1,8 @@
-"""``run_job``, which a pool calls to run a job: in a pool process, a thread or a greenlet.
+"""``run_job``, which a pool calls to run a job: in a pool process, a thread, a greenlet, or the
+worker's loop (solo).
 
-If the process dies before ``run_job`` has begun, the job is in the private list, recorded as
-running since its request was started (``LeasedRequest.start``): it is recovered, with a strike that
-it may not deserve.
+If the process dies, the job is in the private list, recorded as running since its request was
+started (``LeasedRequest.start``): it is recovered with a strike, even if ``run_job`` has not begun.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run_job(
 
     Arguments:
         deadline: by ``clock``, which is the same in all processes of a host.
-        claim: the fields of its ``Claim``.
+        claim: the fields of its ``Claim`` (``model.step``).
         tracer: Celery's tracer; its arguments follow.
 
     Returns:
@@ -33,7 +33,7 @@ def run_job(
     if (began := clock()) < deadline:
         with ending_forked_children(args):
             result = run(Claim(*claim), tracer, *args, **kwargs)
-        if isinstance(result, tuple) and result[2] is None:  # Celery measures those that succeed
+        if isinstance(result, tuple) and result[2] is None:  # Celery measures only a success
             return *result[:2], clock() - began
         return result
     return TooLate()

@@ -1,8 +1,10 @@
 """Calls the callbacks of a job's request in the worker when the pool reports the job's start or
 end. If a callback raises, the job is settled all the same, and its slot in the worker becomes free.
 
-``LeasedRequest`` calls each callback of the pool through ``call_back``. If the worker dies before
-the job is settled, the job is in the private list and is recovered.
+``LeasedRequest`` calls each callback of the pool through ``call_back``: in the worker's loop
+(prefork, solo), or in the thread or greenlet that ran the job. ``in_process`` calls it for a task
+that stops its worker. If the worker dies before the job is settled, the job is in the private list
+and is recovered.
 
 Foreign names:
 
@@ -36,12 +38,12 @@ def call_back(
 
     Arguments:
         inline: jobs run in the loop's own thread (solo pool). There an error of the server is
-            raised, since the loop reconnects for it.
+            raised to the loop, which reconnects.
     """
     try:
         callback(*args, **kwargs)
     except Exception as raised:
-        error = exception_of(info_of(raised))  # a plain one, where the log could not print it
+        error = exception_of(info_of(raised))  # or a plain one, if a log could not print that
         if inline and is_trouble(error):
             raise
         if kwargs.get("soft"):  # the only callback after which the job runs on

@@ -1,6 +1,7 @@
 """The stop of a worker: marks its owners as stopping, so that it starts no more jobs, and requeues
-the jobs that have not started. If the worker is killed meanwhile, its owner record says that it was
-stopping, and the runs that were cut short count as stops and not as strikes.
+the jobs that have not started. ``worker.steps`` starts the ``Stopper`` and wraps Celery's signal
+handlers, which run in the main thread. If the worker is killed meanwhile, its owner record says
+that it was stopping, and the runs that were cut short count as stops and not as strikes.
 
 Foreign names:
 
@@ -41,7 +42,7 @@ from ..transport.channel import Channel
 
 logger = one_line_each(get_logger(__name__))
 
-AGAIN = 0.05  # s until a signal is sent again that interrupted the loop under its lock
+AGAIN = 0.05  # s until a signal is sent again that came while the main thread held a lock
 LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
 #: Code that reads the message of a pool process, and that handles the start of a job.
@@ -81,7 +82,7 @@ class Stopper(threading.Thread):
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
-        self._told = False  # this worker is stopping, and its process may not be
+        self._told = False  # this worker was told to stop; others in the process may go on
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -119,24 +120,25 @@ class Stopper(threading.Thread):
 
 
 def wrap_handlers(stopper: Stopper) -> None:
-    """Put ``_on_cold`` before Celery's handlers of a cold shutdown, which block before they send
-    the signal of it."""
+    """Put ``_on_cold`` before Celery's signal handlers of a cold shutdown: these wait for jobs
+    before they send ``worker_shutting_down``, by which the worker would be marked too late."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         handler: Any = signal.getsignal(number)
         if getattr(handler, "__name__", "") == "worker_Cold":
-            # No ``partial``: Python reads the ``repr`` of a signal handler, that of a ``partial``
-            # has its arguments', and a thread's waits for a lock. Under gevent the next signal
-            # would stop the worker for ever.
+            # No ``partial``: ``signal`` formats the ``repr`` of each handler, that of a ``partial``
+            # formats its arguments, and that of a thread (the stopper) takes a lock. Under gevent
+            # the worker would hang at the next signal.
             def first(number: int, frame: Any, handler: Any = handler) -> None:
                 _on_cold(stopper, handler, number, frame)
 
-            with suppress(ValueError):  # embedded in a thread, where nobody handles signals
+            with suppress(ValueError):  # the worker runs in a thread, which cannot set handlers
                 signal.signal(number, first)
 
 
 def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
-    """Mark the worker as stopping, then run Celery's handler where it can neither deadlock nor cut
-    short a job that has a soft shutdown's time left."""
+    """Mark the worker as stopping, and run Celery's handler of a cold shutdown. If that would
+    deadlock now, it runs in a greenlet, or at the same signal, which is sent again; if it would cut
+    short a job of a solo pool before the soft shutdown's time is over, it runs after that time."""
     stopper.say_so()
     worker, pool, conf = stopper.worker, stopper.worker.pool, stopper.worker.app.conf
     wait = conf.worker_soft_shutdown_timeout
@@ -163,7 +165,7 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         _again(wait, number)
     else:
         for owner in owners_of(worker):
-            owner.runner.ends_jobs = owner.runner.prefork
+            owner.runner.ends_jobs = owner.runner.prefork  # see ``end_late_start``
         handler(number, frame)
 
 
@@ -183,9 +185,10 @@ def end_late_start(owner: Owner) -> None:
 
 
 def _is_at_work(worker: Any, pool: Any, frame: Any) -> bool:
-    """Return whether this thread reads that a pool process has started a job, or may hold the lock
-    of an owner's jobs in flight, or that of a pool of threads, which it holds while a new thread
-    comes up: a job that stops its worker at once may do so then."""
+    """Return whether the signal has interrupted this thread where the handler must not run: while
+    it reads that a pool process has started a job; or while it may hold the lock of an owner's jobs
+    in flight, or of a pool of threads. It holds the latter while a new thread starts, and the job
+    in that thread may send the signal at once."""
     if isinstance(pool, thread.TaskPool) and pool.executor._shutdown_lock.locked():
         return True
     if _reads_start(frame):
