@@ -1,4 +1,4 @@
-"""This process as an owner: registered before its first claim, heard until its last ack.
+"""This process as an owner of jobs: its registration, its heartbeats, and its jobs in flight.
 
-Decides on nobody else; knows neither kombu nor Celery.
+Never declares another owner dead, as reapers do; never imports kombu or Celery.
 """

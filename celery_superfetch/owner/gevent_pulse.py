@@ -2,9 +2,9 @@
 
 The heartbeat thread makes it. There that thread is a greenlet, which a task that does not yield
 stops. This module's native thread goes on, but may touch none of gevent's locks and sockets. So the
-heartbeat thread connects, as redis-py does, and the native thread only writes and reads bytes
-there. It ends when the heartbeat thread has ended. If the process dies, it dies, too, and a peer
-declares the owner dead.
+heartbeat thread makes the connection, by redis-py, and the native thread only writes and reads
+bytes there. The native thread ends when the heartbeat thread has ended. If the process dies, no
+heartbeat comes any more, and a peer declares the owner dead.
 
 Foreign names:
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatSession
 
 WARM_INTERVAL = RETRY_INTERVAL  # seconds between two uses that keep a connection from being idle
-REPLY_SIZE = (
-    65536  # bytes read of a reply; the heartbeat thread gets the same errors, and logs them
-)
+#: Bytes that are read of a reply. Only its first one counts: whether it is an error, which is not
+#: logged here, since the heartbeat thread gets the same one.
+REPLY_SIZE = 65536
 
 
 def threads_are_greenlets() -> bool:
@@ -43,14 +43,16 @@ def threads_are_greenlets() -> bool:
 
 
 class GeventPulse:
-    """The native thread and its connection, by which an owner sends heartbeats of its own accord
-    while the hub is blocked. It also checks the loop, in place of the heartbeat thread."""
+    """The native thread and its connection, by which an owner's heartbeats are sent also while the
+    hub is blocked. It also checks the loop, in place of the heartbeat thread."""
 
     def __init__(self, session: HeartbeatSession, is_stopped: Callable[[], bool]) -> None:
         original = sys.modules["gevent.monkey"].get_original
         self._session = session
         self._is_stopped = is_stopped  # whether the heartbeat thread sends no more
-        self._connection: Any = None  # redis-py's, connected; only this thread uses it
+        #: redis-py's. The heartbeat thread sets it, connected; from then on the native thread alone
+        #: uses it, and sets it to None when it has closed it.
+        self._connection: Any = None
         self._sleep = original("time", "sleep")
         with suppress(RedisError):  # the heartbeat thread reports it, and tries again
             self.tend()
@@ -63,16 +65,16 @@ class GeventPulse:
 
     def _run(self) -> None:
         """The native thread: takes no lock, imports and logs nothing, and closes what it used."""
-        said, due, interval = "", 0.0, self._session.config.heartbeat_interval
+        reported, due, interval = "", 0.0, self._session.config.heartbeat_interval
         while not self._is_stopped():
             self._session.check_loop()
             state = self._session.state
-            late = monotonic() >= due and state != HUNG
-            if self._connection is not None and (late or state != said):
+            is_due = monotonic() >= due and state != HUNG
+            if self._connection is not None and (is_due or state != reported):
                 due = monotonic() + interval
                 try:
-                    self._say(self._session.pulse(state))
-                    said = state
+                    self._send(self._session.pulse(state))
+                    reported = state
                 except OSError:
                     self._close()
                     # Perhaps the server closes idle connections. While the hub is blocked no new
@@ -82,7 +84,7 @@ class GeventPulse:
         if self._connection is not None:
             self._close()
 
-    def _say(self, command: bytes) -> None:
+    def _send(self, command: bytes) -> None:
         """Send a command and wait for its reply: OSError if it is late, or none, or says no."""
         gevents = self._connection._sock
         native, tls = gevents._sock, getattr(gevents, "_sslobj", None)

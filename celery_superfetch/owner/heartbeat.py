@@ -1,8 +1,9 @@
 """The heartbeat session: it registers an owner and sends its heartbeats, by its own connection.
 
-The heartbeat thread calls it, and the owner for a failover; what follows from the server's answers
-is the owner's business: ``HeartbeatListener``. If the process dies, the record of the owner stays
-on the server and no heartbeat comes any more: a peer declares the owner dead.
+The heartbeat thread calls it, and the owner for a failover, in the thread that makes a channel. It
+reports the server's answers to the owner (``HeartbeatListener``), which acts on them. If the
+process dies, the record of the owner stays on the server and no heartbeat comes any more: a peer
+declares the owner dead.
 
 Foreign names:
 
@@ -64,7 +65,7 @@ class HeartbeatListener(Protocol):
         connections, pool and jobs. The next heartbeat sends what has changed."""
 
     def loop_ticks(self) -> int:
-        """Return how many times the event loop has turned; 0 if there is none to report on."""
+        """Return the number of ticks of the event loop; 0 if there is none to report on."""
 
     def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
         """Take over an answer: the server accepted the heartbeat sent at ``asked`` (``clock``)."""
@@ -97,8 +98,8 @@ class HeartbeatSession:
 
     Only the heartbeat thread calls ``register``, ``beat``, ``leave`` and ``check_loop`` (before it
     runs: the thread that joins), so they take no lock. Under gevent a native thread calls
-    ``check_loop`` instead, and reads ``state`` and ``pulse``. Other threads read the attributes;
-    each is assigned once its new value is true.
+    ``check_loop`` instead, and reads ``state`` and ``pulse``. Other threads read the attributes
+    without a lock: each is replaced as a whole, once the server has confirmed the new value.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class HeartbeatSession:
     ) -> None:
         self.config = config
         self.home = home
-        self.params = params  # with failover targets that may change
+        self.params = params  # of the server that it uses; a failover replaces them
         self._failover_targets = failover_targets
         self._listener = listener
         #: The record as the server has it; without a name while this process is not registered.
@@ -129,12 +130,12 @@ class HeartbeatSession:
         self._hung_at = 0  # its ticks when it was found to stand still; 0: it turns
         #: Server ms of the last two heartbeats. A server that has one of them as this owner's last
         #: heartbeat is the owner's primary or a replica of it.
-        self._heard: tuple[int, ...] = ()
+        self._last_two_ms: tuple[int, ...] = ()
         self._last_ms = 0  # of the last one; 0: one failed since
         #: A new name whose registration had no answer; the next try takes it again. If it took
-        #: another one, the first could stay registered: a peer of this host sees that its process
-        #: lives.
-        self._unheard = ""
+        #: another one, the first could stay registered for ever: the peers on this host see that
+        #: its process lives, and declare it not dead.
+        self._unanswered_name = ""
         self._registry: Registry
         self._at: Params | None = None  # the server of ``_registry``; None: not connected yet
         self._socket: object = None  # the socket of its connection at the last check
@@ -180,15 +181,23 @@ class HeartbeatSession:
         )
 
     def _stopping_since(self) -> int:
-        """Return since when this owner is stopping (server ms), a heartbeat too early at most."""
+        """Return since when this owner is stopping (server ms): the time of the last heartbeat
+        before the stop, since the server's clock is not asked."""
         if self.state != STOPPING:
             return 0
-        return self.facts.stopping_since or (self._heard[-1] if self._heard else 0)
+        return self.facts.stopping_since or (self._last_two_ms[-1] if self._last_two_ms else 0)
 
     def register(
         self, lists: Mapping[str, int], *, unused: Collection[str] = (), lost: str = ""
     ) -> None:
-        """Write the whole record, under a new name if there is none or it was ``lost`` (how)."""
+        """Write the whole record.
+
+        Arguments:
+            lists: queue lists (-> ms of x-expires) to add to it.
+            unused: queue lists to remove from it.
+            lost: how the server lost the present name (``LOST`` in ``owner.py``): the record gets a
+                new one then, as it does if there is none. Empty: the name stays.
+        """
         self._repeat_if_closed(partial(self._register, lists, unused, lost))
 
     def _register(self, lists: Mapping[str, int], unused: Collection[str], lost: str) -> None:
@@ -196,17 +205,17 @@ class HeartbeatSession:
         kept = {name: ms for name, ms in facts.lists.items() if name not in unused}
         facts = facts.with_(lists={**kept, **lists})
         if lost or not old:
-            self._unheard = self._unheard or mint_owner(facts.process)
-            facts = facts.with_(owner=self._unheard)
+            self._unanswered_name = self._unanswered_name or mint_owner(facts.process)
+            facts = facts.with_(owner=self._unanswered_name)
         asked = clock()
-        while (heard := self.registry.register(facts)).status == "reaped":
-            self._unheard = mint_owner(facts.process)
-            facts, lost = facts.with_(owner=self._unheard), heard.status
-        self._unheard = ""
-        self._heard = ()
+        while (answer := self.registry.register(facts)).status == "reaped":
+            self._unanswered_name = mint_owner(facts.process)
+            facts, lost = facts.with_(owner=self._unanswered_name), answer.status
+        self._unanswered_name = ""
+        self._last_two_ms = ()
         # From here on this observer watches the heartbeats of other owners.
         self.silence.interrupt()
-        self._note(facts, heard, asked)
+        self._note(facts, answer, asked)
         if lost and old:
             self._listener.on_owner_lost(old, lost, facts.owner)
 
@@ -219,25 +228,26 @@ class HeartbeatSession:
         if not self.facts.owner:  # it left while this call waited for the thread
             return Heartbeat("left")
         try:
-            if self.home.contested:
+            if self.home.contested:  # by another connection: this one may be at an old primary
                 self.home.contested = False
                 self.registry.client.connection_pool.disconnect()
-            facts, asked, heard = self._repeat_if_closed(self._send_heartbeat)
+            facts, asked, answer = self._repeat_if_closed(self._send_heartbeat)
         except RedisError:
             self.silence.interrupt()
             self._loop_silence.interrupt()
             self._last_ms = 0
             self._find_successor()
             raise
-        if heard.status == "ok":
-            self._note(facts, heard, asked)
+        if answer.status == "ok":
+            self._note(facts, answer, asked)
         else:
-            # Missing: a part of what the server knew of this owner was deleted or evicted, and no
-            # peer has declared it dead: it registers again under its name. Unknown: all of that is
-            # gone, perhaps with the database. The tombstone of a reaped owner stays for a day only,
-            # so the owner cannot know whether it was declared dead, and takes a new name.
-            self.register({}, lost=heard.status.replace("missing", ""))
-        return heard
+            # ``missing``: a part of what the server knew of this owner was deleted or evicted, and
+            # no peer has declared it dead: it registers again under its name, which is not lost.
+            # ``unknown``: all of that is gone, perhaps with the database. The tombstone of a reaped
+            # owner stays for a day only, so the owner cannot know whether it was declared dead, and
+            # registers under a new name.
+            self.register({}, lost="" if answer.status == "missing" else answer.status)
+        return answer
 
     def _send_heartbeat(self) -> tuple[Facts, float, Heartbeat]:
         """Send one heartbeat; return the record, when it was sent (``clock``), and the answer."""
@@ -256,26 +266,27 @@ class HeartbeatSession:
         connection while it was idle, call it with a new connection at once. That is no failure: if
         it counted as one, the staleness that this observer has watched so far would be void."""
         connection: Any = self.registry.client.connection
-        lay_idle = connection._sock is not None
-        if lay_idle and closed_while_idle(connection):
+        was_open = connection._sock is not None
+        if was_open and closed_while_idle(connection):
             connection.disconnect()
-            lay_idle = False
+            was_open = False
         try:
             return act()
         except RedisConnectionError as exc:
-            if not lay_idle:
+            if not was_open:
                 raise
             logger.debug("The heartbeat connection was closed (%s); repeating by a new one.", exc)
         return act()
 
-    def _note(self, facts: Facts, heard: Heartbeat, asked: float) -> None:
+    def _note(self, facts: Facts, answer: Heartbeat, asked: float) -> None:
         """Take over what the server answered to a registration or a heartbeat."""
         if self.facts.owner and not self._last_ms:
             self._listener.on_outage_over()
         before, self.home.run_id = self.home.run_id, facts.run_id
         if before not in ("", facts.run_id):
             self._listener.on_server_restarted()
-            # What was watched at the server before says nothing of this one.
+            # Heartbeats of other owners that were watched at the server before: they say nothing of
+            # those at this one.
             self.silence.interrupt()
             logger.info(
                 "The server of owner %s has restarted, or another took its place (run_id=%s, "
@@ -287,11 +298,11 @@ class HeartbeatSession:
             )
         self._registered_on = self._socket
         self.facts, self.pulse = facts, partial(self.registry.pulse, facts)
-        self._last_ms = heard.now
-        self._heard = (*self._heard[-1:], heard.now)
-        self.silence.note(heard.quiet, monotonic())
-        self.neighbours = heard.neighbours
-        self._listener.on_answer(facts, heard, asked)
+        self._last_ms = answer.now
+        self._last_two_ms = (*self._last_two_ms[-1:], answer.now)
+        self.silence.note(answer.quiet, monotonic())
+        self.neighbours = answer.neighbours
+        self._listener.on_answer(facts, answer, asked)
 
     def leave(self, tombstone: float) -> int:
         """Unregister, unless the server refuses; return what ``Registry.leave`` returns."""
@@ -310,16 +321,16 @@ class HeartbeatSession:
         return HUNG if self._hung_at else "running"
 
     def check_loop(self) -> None:
-        """Report an event loop that does not turn; called once a second. Checks count only while
+        """Report an event loop that does not tick; called once a second. Checks count only while
         heartbeats succeed."""
-        turns, now = 0 if self._listener.stopping else self._listener.loop_ticks(), monotonic()
-        self._loop_silence.note({"loop": turns}, now)
-        still = self._loop_silence.silent_for("loop", turns, now) or 0.0
-        if turns and still >= max(self.config.owner_ttl, LONGEST_SLEEP):
-            self._hung_at = turns
+        ticks, now = 0 if self._listener.stopping else self._listener.loop_ticks(), monotonic()
+        self._loop_silence.note({"loop": ticks}, now)
+        still_s = self._loop_silence.silent_for("loop", ticks, now) or 0.0
+        if ticks and still_s >= max(self.config.owner_ttl, LONGEST_SLEEP):
+            self._hung_at = ticks
             # Before the heartbeat reports it: a peer that reads that recovers the jobs.
             self._listener.on_hung()
-        elif turns != self._hung_at:
+        elif ticks != self._hung_at:
             self._hung_at = 0
 
     def _find_successor(self) -> None:
@@ -330,7 +341,7 @@ class HeartbeatSession:
             if self.is_at(params):
                 continue
             with suppress(RedisError), self.registry_at(params) as registry:
-                if registry.last_heard(self.facts.owner) in self._heard:
+                if registry.last_heard(self.facts.owner) in self._last_two_ms:
                     registry.heartbeat(self.facts, 0, {}, waits=False)
                     return self.move(params)
 

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class HeartbeatThread(threading.Thread):
-    """The only user of a heartbeat session: it sends heartbeats until the owner has left, whatever
-    else the process is busy with."""
+    """The thread of a heartbeat session: it sends heartbeats until the owner has left, whatever
+    else the process is busy with, and makes the calls that other threads ``ask`` for."""
 
     def __init__(self, session: HeartbeatSession) -> None:
         super().__init__(name="superfetch-heartbeat", daemon=True)
@@ -44,7 +44,11 @@ class HeartbeatThread(threading.Thread):
         self._failing = False
 
     def ask(self, act: Callable[[], T]) -> T:
-        """Call ``act`` in this thread at once, and wait for its result."""
+        """Let the heartbeat thread call ``act`` at once; wait for its result, and return it. Any
+        other thread calls this.
+
+        Raises ConnectionError if the heartbeat thread has stopped; and what ``act`` raises.
+        """
         answer: Future[T] = Future()
         self._asked.append((act, answer))
         self._wake.set()
@@ -66,11 +70,11 @@ class HeartbeatThread(threading.Thread):
                 session.check_loop()
             while self._asked and not self.stopped:
                 self._act(*self._asked.popleft())
-            late, news = self._failing or monotonic() >= due, session.state != session.facts.state
-            late |= session.home.contested
+            is_due = self._failing or monotonic() >= due or session.home.contested
+            has_new_state = session.state != session.facts.state
             # An owner whose loop hangs reports that once, and sends no more heartbeats: peers must
             # declare it dead.
-            if not self.stopped and (news or (late and session.state != HUNG)):
+            if not self.stopped and (has_new_state or (is_due and session.state != HUNG)):
                 due = monotonic() + interval
                 self._heartbeat()
 

@@ -1,9 +1,9 @@
 """This process as an owner of jobs: its registration, its leases, its settlement, its heartbeats.
 
 The transport joins before its first claim and leaves when a channel closes; the fetch loop claims;
-a worker's maintenance thread calls ``catch_up``; ``process_owners`` makes owners and ends them at
-the exit of the process. If the process dies, its record and its jobs stay on the server, and a
-peer's reaper recovers them.
+a worker's maintenance thread calls ``catch_up``, in a plain consumer the fetch loop does;
+``process_owners`` makes owners and ends them at the exit of the process. If the process dies, its
+record and its jobs stay on the server, and a peer's reaper recovers them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Owner:
     channel. Thread-safe. Its session calls it as its ``HeartbeatListener``.
 
     Arguments:
-        elsewhere: servers that may take over from the server of ``params``.
+        elsewhere: the failover targets: servers that may take over from that of ``params``.
         runner: runs the jobs.
     """
 
@@ -88,12 +88,13 @@ class Owner:
         self.runner = runner
         self.pid = own_pid()
         home, params = Home(), without_retries(params)
-        if hasattr(params.get("connection_class"), "replaceable"):
-            params["home"] = home
+        if hasattr(params.get("connection_class"), "replaceable"):  # made by ``following``
+            params["home"] = home  # its connections refuse a server without the heartbeats
         #: For all commands but those of the heartbeats and of the blocking reads.
         self.client = Redis(connection_pool=_pool_for(params))
         self.database = Database(self.client, config)
         self.database.is_registered = runner.is_registered
+        #: Its jobs in flight, each with a lease.
         self.leases = InFlight(self.database, runner)
         self.suspects = SuspectClaims(self.leases)
         self.settlement = Settlement(self.leases, self.suspects)
@@ -106,8 +107,8 @@ class Owner:
         #: Set if the process stops by an error of its own: the jobs that it still runs at its end
         #: are to blame, as after any death.
         self.failing = False
-        #: Deferred calls: they take long, or failed while the server was away. ``catch_up``
-        #: makes them.
+        #: Deferred calls, which ``catch_up`` makes: those that the thread which has to make them
+        #: must not wait for, and those that failed while the server was away.
         self.overdue: deque[Callable[[], object]] = deque()
         #: Ids of its blocking connections, which the reaper closes when it reaps this owner.
         self.blocking: set[int] = set()
@@ -261,7 +262,7 @@ class Owner:
 
     @property
     def has_deferred_calls(self) -> bool:
-        """Whether ``catch_up`` has something to do besides what is sent."""
+        """Whether ``catch_up`` has deferred calls to make, or lost jobs to examine."""
         return bool(self.overdue or self.leases.pending.lost_jobs)
 
     def catch_up(self) -> None:
@@ -282,10 +283,11 @@ class Owner:
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
         """Settle what a channel (``user``) leaves; with the last channel, and if no lease is left,
-        unregister. Never raises.
+        unregister. An error of the server is logged, not raised.
 
         Arguments:
-            may_land: whether a job may still land for this owner: a tombstone waits for it.
+            may_land: whether a blocking read may still bring a job: then a tombstone stays on the
+                server, by which reapers find and requeue such a job.
         """
 
         def settle() -> None:
@@ -307,6 +309,7 @@ class Owner:
             )
 
     def _settle(self) -> None:
+        """Send what is pending, and reconcile if a reply was lost."""
         self.leases.flush()
         if self.leases.doubt:
             self.reconcile()
@@ -431,8 +434,9 @@ class Owner:
         self.outages += 1
 
     def _give_up(self, owner: str, how: str, new: str) -> None:
-        """Log that the server lost a name of this process (``how``), announce its running jobs as
-        lost and requeue the others. ``new``: the name that this process has now, if any."""
+        """Log that the server lost a name of this process (``how``). Announce for each of its
+        running jobs that ownership was lost (log, counter, signal), and requeue the others.
+        ``new``: the name that this process has now, if any."""
         logger.warning(LOST[how], owner)
         self.leases.lose_all(owner)
         if new:

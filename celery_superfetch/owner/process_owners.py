@@ -30,14 +30,15 @@ def owner_for(
     Arguments:
         elsewhere: servers that may take over from that of ``params``.
     """
-    # First an owner that all these servers share. It does not follow to a server that is no replica
-    # of its own: then that one gets an owner for itself.
+    # First the owner of all these servers together. If ``params`` now leads to another of them,
+    # that owner follows, but only to a server that has its record, as a replica of its own server
+    # does. Otherwise the servers are independent, and each has an owner of its own.
     for others in (elsewhere, ()):
         key = frozenset(map(place_of, [params, *others])), config, runner
         if key not in _owners:
-            for old, owner in list(_owners.items()):
+            for old_key, owner in list(_owners.items()):
                 if owner.stopping and not owner.name:  # its worker has ended
-                    _owners.pop(old, None)
+                    _owners.pop(old_key, None)
         # No lock: another thread may be faster, and a signal handler may ask at any moment.
         made = _owners.get(key) or Owner(params, config, others, runner)
         owner = _owners.setdefault(key, made)

@@ -1,4 +1,4 @@
-"""What this process holds, from the claim of a job to its ack or its way back.
+"""The jobs in flight of this process, from the claim of each to its ack or requeue.
 
-One lock, never held over the network but for the round trip it orders; no heart, no channel.
+One lock guards them: never held over a round trip but those that report their states to the server.
 """

@@ -39,8 +39,9 @@ class Executor:
     #: thread makes the owner's deferred calls. False: the loop runs only while the consumer calls
     #: it, and the fetch loop makes the deferred calls.
     endless: bool = False
-    #: Makes the failure notification of a dead-lettered job, from the queue list that it is put on:
-    #: a job that informs the caller of the dead one. None: no notification is made.
+    #: Makes the failure notification of a dead-lettered job: the message of a job that informs the
+    #: dead one's caller. The argument is the queue list that gets the message. None: no caller is
+    #: informed.
     notice: Callable[[str], bytes] | None = None
     #: The worker's ``RunCounts``, which the maintenance thread adds to the counts on the server.
     #: None: runs are not counted.
@@ -76,14 +77,14 @@ class Executor:
         return unsettled
 
     def free(self) -> int:
-        """Return how many jobs would start at once if they were claimed now: the claim records
-        their starts, too. Without a pool it is 0: a claimed job may wait for its delivery, and must
-        not count as running meanwhile."""
+        """Return the number of free slots: so many jobs would start at once if they were claimed
+        now, and the claim records their starts, too. Without a pool it is 0: a claimed job may wait
+        for its delivery, and must not count as running meanwhile."""
         return 0
 
     def reserve(self) -> int:
-        """Return how many delivered jobs wait for a slot of the pool. Without a pool it is 0: a
-        delivered job waits for nothing."""
+        """Return the size of the reserve: how many delivered jobs wait for a slot of the pool. It
+        reserves nothing. Without a pool it is 0: a delivered job waits for nothing."""
         return 0
 
     def pump(self) -> None:

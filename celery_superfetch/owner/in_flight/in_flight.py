@@ -1,10 +1,10 @@
 """The jobs in flight of one process: how they come, what happens to them, and how they leave.
 
 The fetch loop claims jobs, and a worker's gate starts them. Their deliveries ack and requeue them.
-When a channel closes, or the worker stops, all its jobs are requeued that do not run. Each event
-changes the state of a lease; ``PendingLeases`` reports the states to the server. If the process
-dies, each job is in the owner's private list: the reaper requeues those with a waiting note, and
-recovers the others as running.
+When a channel closes, or the worker stops, its jobs that do not run are requeued. The calls come
+from any thread but that of the heartbeats. Each event changes the state of a lease;
+``PendingLeases`` reports the states to the server. If the process dies, each job is in the owner's
+private list: the reaper requeues those with a waiting note, and recovers the others as running.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class InFlight:
         ``PrivateLists.claim``; the first ``starts`` jobs are recorded as running."""
         pending = self.pending
         with pending.lock:
-            # No job starts alongside a solo run. After a lost reply there may be one without a
-            # lease.
+            # No job starts alongside the solo run of a suspect. After a lost reply this process may
+            # have claimed a suspect without a lease.
             starts = 0 if pending.needs_reconcile or self.leases.solo else starts
             call = pending.lists.claim(owner, lists, most, turn, landed, starts)
             claims = pending.lists.claims(call, lists, pending.flush(call))
@@ -81,18 +81,22 @@ class InFlight:
             return Fetched(claims, leases)
 
     def reserve(self, lease: Lease) -> None:
-        """Note that a request waits to start a job: until it starts, the job may be requeued."""
+        """Note that a request (Celery's) has a job and reports its start: until then the job may be
+        requeued."""
         with self.lock:
             self.leases.apply(lease, Event.RESERVE)
 
     def deliver(self, lease: Lease) -> None:
-        """Note that a job is with a consumer that does not report when it begins."""
+        """Note that a job is with a consumer that does not report when it begins: a plain kombu
+        consumer, or one of batches. It may be running from now on."""
         with self.lock:
             self.leases.apply(lease, Event.DELIVER)
 
     def delivered(self, lease: Lease) -> None:
-        """Note that the consumer of a job was called. If the job was recorded as running with its
-        claim, but now waits to be started, the next send clears its start record."""
+        """Note that the consumer of a job was called and has returned. If it did not call
+        ``reserve`` meanwhile, it does not report starts: this is ``deliver``. If the claim recorded
+        the job as running, but now it waits to be started, the next send clears its start record.
+        """
         if lease.state is State.FETCHED:
             self.deliver(lease)
         if lease.has_waiting_note is not True and lease.may_start:
@@ -126,7 +130,8 @@ class InFlight:
 
     @property
     def doubt(self) -> bool:
-        """True if a reply was lost: the private list may hold jobs that have no lease here."""
+        """True if a reply was lost: the private list may hold jobs that have no lease here. Until
+        the reconcile no job starts."""
         return self.pending.needs_reconcile
 
     @doubt.setter
@@ -182,16 +187,17 @@ class InFlight:
             return deadline if lease.runs else 0.0
 
     def take_back(self, lease: Lease) -> None:
-        """Note that the pool did not begin with a job: it waits to be started again, and the next
-        send clears its start record."""
+        """Note that the pool did not begin with a started job: it waits to be started again, and
+        the next send clears its start record. (For a run that is ended see ``cut_short``.)"""
         with self.lock:
             self.pending.add_return(lease, Event.TAKE_BACK)
             if lease.may_start:
                 self.pending.add(lease)
 
     def cut_short(self, lease: Lease) -> None:
-        """End the run of a job because this process is stopping: its requeue counts as a stop. It
-        is requeued when its channel closes, in the order of the claims."""
+        """Note that the run of a job is being ended, since this process is stopping. The job is
+        requeued when its channel closes, in the order of the claims, and that counts as a stop.
+        Until then its start record stays, since the run may not have ended yet."""
         with self.lock:
             if lease.runs:
                 lease.has_run = lease.is_cut_short = True
@@ -276,17 +282,19 @@ class InFlight:
             return sum(lease.runs for lease in self.leases)
 
     def lose(self, lease: Lease) -> None:
-        """Forget a job that the server no longer has for its owner, and announce that, unless it
-        was announced when the owner was declared dead."""
+        """Forget a job that the server no longer has for its owner, and announce that ownership was
+        lost, unless that was announced when the owner was declared dead."""
         self.drop(lease)
         if not lease.is_taken_away:
             self.pending.announce(lease)
 
     def lose_all(self, owner: str) -> None:
-        """Announce that the running jobs of an owner are lost, which a peer has declared dead or
-        the server has forgotten, and requeue those that wait to be started.
+        """Announce that ownership of the running jobs of an owner was lost, which a peer has
+        declared dead or the server has forgotten; requeue those that wait to be started. They are
+        examined later (``LostJobs``), if they are gone from the private list.
 
-        A job whose run has ended is announced by its recovery, if that finds it gone.
+        A job whose run has ended without an ack (``has_run``) is not announced here: its recovery
+        is under way, and announces it (``lose``) if it finds no claim.
 
         Acks are sent all the same. If an ack arrives before the reaper has moved the job, the job
         does not run again; if it arrives later, it removes nothing.

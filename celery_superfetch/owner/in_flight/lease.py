@@ -78,7 +78,7 @@ class Lease:
     #: yet, or its reply was lost.
     has_waiting_note: bool | None = True
     is_suspect: bool = False  # it was on probation
-    has_run: bool = False  # a run in this process ended without an ack
+    has_run: bool = False  # a run in this process has ended, or is being ended, without an ack
     #: The run is ended because this process is stopping: the job's requeue counts as a stop.
     is_cut_short: bool = False
     #: Ownership was lost, and that was announced. An ack that finds no claim announces it no more.
@@ -93,7 +93,8 @@ class Lease:
     delay_ms: int = 0  # of a job that is to be parked for so long, since it cannot run now
 
     def apply(self, event: Event) -> bool:
-        """Change the state; return False where the event does not apply."""
+        """Change the state; return False where the event does not apply. For ``Leases.apply``
+        alone, which keeps the counts: a lease of a process gets its events by that."""
         after = TRANSITIONS[event].get(self.state)
         if after is None:
             return False
@@ -112,8 +113,9 @@ class Lease:
 
     @property
     def may_start(self) -> bool:
-        """True if the job may be started: no start was reported, and it is not leaving. An event
-        ``TAKE_BACK`` makes a running job one that may be started again."""
+        """True if no start of the job was reported, and it is not leaving: it may be started now,
+        or, if it is ``FETCHED``, once its consumer has it. An event ``TAKE_BACK`` makes a running
+        job one that may be started again."""
         return self.state in HELD
 
     @property
@@ -129,7 +131,7 @@ class Leases:
     def __init__(self) -> None:
         self._by_claim: dict[tuple[str, str], Lease] = {}  # (owner, claim id) -> lease
         self.counts = dict.fromkeys(State, 0)  # of the leases in each state
-        #: The job on probation that has this process for itself.
+        #: The suspect in its solo run: no other job may start in this process (``SuspectClaims``).
         self.solo: Lease | None = None
 
     def __len__(self) -> int:

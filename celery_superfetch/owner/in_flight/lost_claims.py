@@ -1,9 +1,9 @@
 """Reconciles the private list of an owner with the leases of this process: if the reply to a claim
 was lost, the private list has jobs without a lease.
 
-The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later. An
-owner that leaves calls it, too. If the process dies before that or in the middle, the reaper takes
-those jobs from the private list.
+The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later, in
+the thread of the consumer's loop. An owner that leaves calls it, too. If the process dies before
+that or in the middle, the reaper takes those jobs from the private list.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class LostClaims:
         return not self.pending.needs_reconcile and self._second_look == math.inf
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
-        """Requeue what landed from some queue lists (-> ms of x-expires), and claims that have no
-        lease; return the number of jobs. Jobs that were acked recently are acked again: a promoted
-        replica may not have seen that.
+        """Requeue the jobs in the landing lists of some queue lists (-> ms of x-expires), where
+        blocking reads put them, and claims that have no lease; return the number of jobs. Jobs that
+        were acked recently are acked again: a promoted replica may not have seen that.
 
         Raises RedisError where the server cannot be asked; the reconcile is due again.
         """
@@ -65,7 +65,8 @@ class LostClaims:
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 pending.needs_reconcile = True
                 raise
-            # A reply that was lost beside a due second check has a second check of its own.
+            # If this was the second check of an earlier loss, and another reply was lost meanwhile,
+            # the new loss needs a second check of its own.
             is_last = is_second and not was_lost
             self._second_look = math.inf if is_last else monotonic() + LATE_CLAIM
             return back

@@ -108,7 +108,8 @@ class LostJobs:
             self._history.lost_data()
 
     def examine(self) -> None:
-        """Find out what became of the jobs that were added, log it, and count the lost ones.
+        """Find out what became of the jobs that were added, log it, and count the lost ones. A
+        call without such jobs ends the row of which ``LOGGED_IN_A_ROW`` are logged one by one.
 
         Raises RedisError where the server cannot be asked; the jobs are examined next time.
         """
@@ -122,9 +123,10 @@ class LostJobs:
                 if lost := [m.job for m, fate in zip(some, fates, strict=True) if fate.is_loss]:
                     with suppress(
                         ResponseError
-                    ):  # a server without its replicas refuses: the log says it
+                    ):  # refused for lack of replicas, say: the log has the jobs all the same
                         self._history.lost_by_server(lost)
-                # Last: where the server is away, the jobs are examined and counted another time.
+                # Last: if the server is away, the calls above raise before any job is removed, and
+                # the next call examines the same jobs.
                 for missing, fate in zip(some, fates, strict=True):
                     self._missing.popleft()
                     if not self._log(missing.job, fate):

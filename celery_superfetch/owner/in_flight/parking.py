@@ -61,9 +61,13 @@ class Parking:
     @property
     def is_due(self) -> bool:
         """True if it is time to ask for due jobs: the next one is due, or the last answer is too
-        old. Another worker parks a job with an ETA at least ``WORTH_PARKING`` seconds before its
-        time, so in that time after an answer no such job comes due that this process does not know
-        of. A job that cannot run now may return sooner: the worker that parked it asks in time, and
-        if that worker has died, another one does so as much later."""
+        old.
+
+        Other workers park jobs, too, of which this process learns by the next answer. A job with an
+        ETA is parked at least ``WORTH_PARKING`` seconds before its time: an answer that is younger
+        than that cannot have missed one that is due by now. It can have missed a job that cannot
+        run now, whose delay may be shorter. The worker that parked such a job asks in time; if it
+        has died, another worker asks when its own answer is too old.
+        """
         due, since = self._next
         return due <= self.now + EARLY or clock() - since > WORTH_PARKING + 0.5

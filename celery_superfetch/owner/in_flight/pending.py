@@ -98,7 +98,7 @@ class PendingLeases:
         self._is_sending = False
         self._must_send_again = False  # leases became pending during a send
         self._refusal: Exception | None = None  # the latest error with which the server answered
-        self._lost: list[Lease] = []  # ownership was lost; the end of the send announces it
+        self._ownership_lost: list[Lease] = []  # announced at the end of the send
 
     # -- what is to be sent
 
@@ -122,8 +122,8 @@ class PendingLeases:
         self._pending[lease] = None
 
     def add_return(self, lease: Lease, event: Event, where: str = "front") -> None:
-        """Apply an event to a lease. If it makes the job one to be requeued, add the lease.
-        ``where``: to the front or the back of its queue."""
+        """Apply an event to a lease, and add the lease if its state is ``RETURNING`` then: the next
+        send requeues the job. ``where``: to the front or the back of its queue."""
         if self.leases.apply(lease, event) is State.RETURNING:
             lease.returns_to = where
             self.add(lease)
@@ -142,7 +142,7 @@ class PendingLeases:
     def add_postponed(self, lease: Lease, delay_ms: int) -> None:
         """Add a job that cannot run now: the next send moves it to the parked set, for so long."""
         if self.leases.apply(lease, Event.PARK):
-            # The release comes as much too early.
+            # The server releases a parked job ``EARLY`` ms before its time.
             lease.delay_ms = delay_ms + EARLY
             self.add(lease)
 
@@ -192,17 +192,17 @@ class PendingLeases:
             self._pipeline.release()
         self._refusal = None
         replies: list[Any] = []
-        end = [] if last is None else [Command(last, replies.append, no_report)]
+        last_commands = [] if last is None else [Command(last, replies.append, no_report)]
         self._must_send_again = True
         while self._must_send_again:
             self._must_send_again = False
-            ending, others = self._commands()
-            commands = [*ending, *others, *end]
+            moves, others = self._commands()
+            commands = [*moves, *others, *last_commands]
             if commands or self._pipeline.has_unread:
-                # Requeues and parks are waited for: a channel that closes makes no further send
+                # The replies to moves are waited for: a channel that closes makes no further send
                 # by which it would learn that they failed.
-                self._exchange(commands, wait=wait or bool(ending))
-            end = []
+                self._exchange(commands, wait=wait or bool(moves))
+            last_commands = []
         return replies[0] if replies else None
 
     def _exchange(self, commands: Sequence[Command], *, wait: bool) -> None:
@@ -215,7 +215,7 @@ class PendingLeases:
     def _checked(self, reply: Any, last: Call | None) -> Any:
         """Announce the jobs whose ownership was lost; raise the error by which the server refused a
         command; return the reply to ``last``."""
-        lost, self._lost = self._lost, []
+        lost, self._ownership_lost = self._ownership_lost, []
         for lease in lost:
             self.announce(lease)
         if self._refusal is not None:
@@ -227,9 +227,9 @@ class PendingLeases:
         return reply
 
     def _commands(self) -> tuple[list[Command], list[Command]]:
-        """Return the commands that the states of the pending leases require: requeues and parks,
-        and the others. From here on their leases are not pending; if a command has no reply, they
-        are again."""
+        """Return the commands that the states of the pending leases require: the moves (requeues
+        and parks), and the others. From here on their leases are not pending; if a command has no
+        reply, they are again."""
         pending = [*self._unanswered, *self._pending]
         self._unanswered, self._pending = [], {}
         try:
@@ -257,8 +257,8 @@ class PendingLeases:
                     returning.append(lease)
                 else:
                     self._pending[lease] = None
-        ending = [*self._requeues(returning), *self._parks(parking)]
-        return ending, [*self._notes(waiting), *self._settles(acked, starting)]
+        moves = [*self._requeues(returning), *self._parks(parking)]
+        return moves, [*self._notes(waiting), *self._settles(acked, starting)]
 
     def _requeues(self, returning: Sequence[Lease]) -> Iterator[Command]:
         for where in ("front", "back"):
@@ -330,8 +330,9 @@ class PendingLeases:
         self._drop_moved(some, reply, State.RETURNING)
 
     def _drop_moved(self, some: Sequence[Lease], missing: Iterable[int], state: State) -> None:
-        """Forget jobs that have moved. Those of the ``missing`` (positions from 1) are examined
-        that are still in a state: their claims were gone."""
+        """Forget jobs whose move was answered. The ``missing`` (positions from 1) did not move:
+        their claims were gone. These are examined later (``LostJobs``), but not one that has left
+        the state of the move meanwhile, by an ack."""
         numbers = {*missing}
         for number, lease in enumerate(some, 1):
             if number in numbers and lease.state is state:
@@ -351,7 +352,7 @@ class PendingLeases:
             return
         self._parks_from = monotonic() + REFUSED_INTERVAL
         for lease in reversed(some):
-            if lease.delay_ms:  # without a pause it would be claimed and refused without end
+            if lease.delay_ms:  # it cannot run: without a pause it is claimed, and sent here, again
                 lease.returns_after = self._parks_from
             self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
@@ -373,9 +374,9 @@ class PendingLeases:
             lease.has_waiting_note = True
 
     def _on_settled(self, acks: Sequence[Lease], starts: Sequence[Lease], reply: Any) -> None:
-        """Note what was carried out. ``reply`` is the number of what was removed. An owner
-        loses all its jobs at once: if it is 0, the ownership of each acked job was lost, unless an
-        earlier ack had no reply."""
+        """Note what was carried out. ``reply`` is the number of claims and notes that were removed.
+        An owner loses all its jobs at once. So 0 means that the ownership of all acked jobs was
+        lost; but not of one whose earlier ack had no reply, since that may have removed it."""
         if isinstance(reply, Exception):
             self._refusal = reply
             self._unanswered += [*acks, *starts]
@@ -386,7 +387,7 @@ class PendingLeases:
         for lease in acks:
             self.recently_acked.append((now, lease.job.claim_id))
             if not (reply or lease.ack_was_sent or lease.is_taken_away):
-                self._lost.append(lease)
+                self._ownership_lost.append(lease)
             self.leases.apply(lease, Event.LEAVE)
 
     def _on_settle_lost(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:

@@ -71,16 +71,17 @@ class Settlement:
                 and not as a strike.
             excused: the worker is at fault (no memory, no server): the job gets no strike.
         """
-        # If the reply is lost, the job may be on its queue by now, and its owner may be declared
-        # dead before the next try: without this, its loss would be announced.
+        # If the reply is lost, the job may be on its queue by now. If the owner is then declared
+        # dead before the next try, ``lose_all`` must not take the job for one that still runs.
         lease.has_run |= lease.runs
         running = Running((lease.job.claim_id,), excused=excused, stopping=stopping, own=True)
         done = self._settle(lease, reason, running, limits, partial(decision_of, sender=sender))
         return report_outcome(done, sender) if done else None
 
     def kill_if_over_limit(self, lease: Lease, sender: Any, limits: Limits) -> DeadJob | None:
-        """Dead-letter a claimed job that has used up its strikes, its stops, or its owners' deaths
-        alongside other jobs, unless a receiver of ``job_recovering`` decides otherwise.
+        """Dead-letter a claimed job that is over a limit: on its strikes, its stops, or the deaths
+        of owners in which it ran alongside other jobs. A receiver of ``job_recovering`` may decide
+        otherwise. Return None if the job is to be delivered.
 
         Such a job is still on a queue in two cases. A worker of another app recovered it, and does
         not know the limits of its task. Or a stopping worker requeued it: a requeue counts a stop,
@@ -88,6 +89,7 @@ class Settlement:
         """
         for _ in range(DECISIONS):
             recovery = self._recovery(lease, "", Running(), limits)
+            # ``recoveries`` counts the recovery that would come now: 1 means none before.
             counted = recovery.recoveries > 1 or recovery.stops
             if not counted or not recovery.history:
                 return None
@@ -102,14 +104,15 @@ class Settlement:
         return None
 
     def bury(self, lease: Lease, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Dead-letter a job that never ran, without a failure notification: if its publisher is
-        to be informed, the caller of this method does it.
+        """Dead-letter a job that never ran, without a failure notification: unlike ``kill``, it
+        leaves it to its caller whether the publisher is informed, and how.
 
         Arguments:
             junk: the payload is no message.
 
         Returns:
-            the dead job; None if ownership was lost, or no try held and the job was requeued.
+            the dead job; None if ownership was lost, or if in ``DECISIONS`` tries the counters had
+            always changed meanwhile: the job is requeued then.
         """
         changes = {"parsed": False} if junk else {"never_ran": True}
         limits = Limits.of(self.config)
@@ -124,7 +127,8 @@ class Settlement:
 
     def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
         """Dead-letter a job that never ran, since Celery cannot receive or run it. Its caller gets
-        a failure notification."""
+        a failure notification. Return the dead job; None if ownership was lost, or if in
+        ``DECISIONS`` tries the counters had always changed meanwhile: the lease stays then."""
         limits = Limits.of(self.config)
         for _ in range(DECISIONS):
             recovery = self._recovery(lease, reason, Running(), limits)
@@ -157,9 +161,9 @@ class Settlement:
         notice: bool = True,
         **changes: Any,
     ) -> Outcome | None:
-        """Decide on a job (``how``) and carry the decision out; again if the job's counters have
-        changed in between. Return None if no decision held: the job is requeued, if it is still
-        this owner's.
+        """Decide on a job by ``how`` and carry the decision out. If the job's counters have changed
+        in between, decide again, ``DECISIONS`` times in all. Return None if none of the decisions
+        was carried out: the job is requeued, if it is still this owner's.
 
         If an earlier call moved the job and its reply was lost, the job's history on the server has
         an entry of this claim: the job is not counted a second time.

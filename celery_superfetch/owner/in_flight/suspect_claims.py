@@ -55,7 +55,8 @@ class SuspectClaims:
     def claim_alone(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
     ) -> Lease | None:
-        """Claim the next suspect of a queue list for a solo run; return its lease.
+        """Claim the next suspect of a queue list for a solo run; return its lease. Jobs of this
+        process that wait for their start may be there: the gate starts none of them meanwhile.
 
         Return None if there is no suspect, if a job of this process runs or may run, or if the
         reply to an earlier claim was lost: that may have claimed a suspect without a lease.
@@ -82,8 +83,8 @@ class SuspectClaims:
         so after a quiesce (this process claims nothing until its jobs have ended) that reached its
         time limit. Arguments and result as ``claim_alone``.
 
-        No second suspect is claimed in the solo window of the first: if two started together, one
-        would be blamed for the other's deaths again and again.
+        No second suspect is claimed in the solo window of the first. If two ran together each time,
+        one that kills its process would bring the blame for each death on the other as well.
         """
         with self.pending.lock:
             self.pending.flush()
