@@ -275,8 +275,11 @@ class Owner:
                 break
             try:
                 act()
-            except (RedisError, OSError):
-                self.overdue.append(act)
+            except BaseException as exc:
+                # An error of another kind would only repeat. The end of a greenlet, or what a
+                # signal handler raises, says nothing of the call: a landed job would stay unseen.
+                if isinstance(exc, (RedisError, OSError)) or not isinstance(exc, Exception):
+                    self.overdue.append(act)
                 raise
         self.leases.flush()
         self.leases.pending.lost_jobs.examine()

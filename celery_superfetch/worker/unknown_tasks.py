@@ -44,7 +44,8 @@ RETURNS = 40  # requeues of a job, for any reason, after which no worker is expe
 LONGEST_PAUSE = 30
 
 #: Seconds between the returns of two jobs that one worker has parked. If many returned at once,
-#: this worker would claim and park them again before a worker that knows the task has run a few.
+#: this worker would claim and park them again before a worker that knows the task has run a few: of
+#: 60 jobs of 0.2 s each was parked 11 times, instead of 1.9 times (``test_unknown_tasks.py``).
 RETURN_SPACING = 0.5
 
 #: Longest delay (s) that this spacing adds, so that a large number does not wait long after a

@@ -153,6 +153,27 @@ def test_a_job_that_no_worker_knows_is_not_claimed_without_end(worker, app, db, 
         assert int(client.hget("superfetch:stats", "requeued")) <= 5
 
 
+@pytest.mark.parametrize("without", ["", "return_spacing"], ids=["with", "control"])
+def test_jobs_that_return_one_by_one_find_the_worker_that_knows_them(
+    worker, app, db, ledger, client, without
+):
+    """60 jobs of 0.2 s, of which the older worker took some: each was parked 1.9 times. If they
+    return at once, that one takes all but a few of them again: parked 11 times each, 25 had run
+    when all had run with it."""
+    env, count = {"WITHOUT": without}, 20
+    worker(name="old", env=env)
+    worker(name="new", app="builder", concurrency=1, env=env, args=["--prefetch-multiplier=1"])
+    eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
+    for number in range(count):
+        app.send_task(NEW, (f"n{number}", 0.2))
+
+    def is_much() -> bool:
+        return db.stat("requeued") > 4 * count
+
+    eventually(lambda: len(ledger.finishes()) == count or is_much(), 120)
+    assert is_much() == bool(without)
+
+
 def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client):
     old = worker(name="old", options={"unknown_tasks": "discard"})
     app.send_task(NEW, ("a",))

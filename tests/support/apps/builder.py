@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from celery import Celery, current_app
 
 from support.apps.shop import app, ledger
 
 
 @app.task(name="shop.build", shared=False)
-def build(job: str) -> str:
+def build(job: str, seconds: float = 0.0) -> str:
     """Leaves another app behind as the current one of its process; its broker is nowhere."""
     book = ledger()
     book.started(job)
@@ -16,5 +18,6 @@ def build(job: str) -> str:
     other.set_current()
     other.set_default()
     assert current_app.main == "other"
+    time.sleep(seconds)
     book.finished(job)
     return job

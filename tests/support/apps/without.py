@@ -561,6 +561,11 @@ def pauses() -> None:
     deliveries.Delivery.postpone = lambda self, seconds: self.requeue("back")
 
 
+def return_spacing() -> None:
+    """Jobs of a task that a worker does not know return to their queue all at once."""
+    unknown_tasks.RETURN_SPACING = 0.0
+
+
 def registered_names() -> None:
     """Counters name each task that a message names."""
     database.Database.counted_as = lambda self, task: task or ""
