@@ -6,7 +6,7 @@ proxy, at which whoever hands on stands still when the server has the first mess
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,6 +27,11 @@ class Kind(NamedTuple):
     send: Callable[[Celery], Any]
     messages: int = 1
     runs: int = 2  # of the job whose first is cut short
+
+
+def publishes(words: Sequence[bytes]) -> bool:
+    """Whether a command brings a message to that queue; a worker's rounds only ask for its age."""
+    return NEXT.encode() in words and any(b'"properties"' in word for word in words)
 
 
 def job(app: Celery, name: str, *args: Any, queue: str = "celery", **kwargs: Any) -> Any:
@@ -99,7 +104,7 @@ def cut_short(
         db.client.delete(NEXT)
         ledger.clear()
         ledger.release()
-        sent = proxy.hold_at(lambda words: NEXT.encode() in words, carried_out=True)
+        sent = proxy.hold_at(publishes, carried_out=True)
         kind.send(app)
         assert sent.wait(30)
         eventually(lambda: db.length(NEXT) == 1)
