@@ -136,11 +136,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def rest_of(db: Database) -> str:
     """The keys of a database, each with the beginning of what it holds."""
+    lines = []
     try:
-        keys = db.keys("*")[:60]
-        return "\n".join(f"{key}: {db.contents(key)!r:.600}" for key in keys)
-    except redis.exceptions.RedisError as exc:  # the test has ended it, or it holds other kinds
-        return repr(exc)
+        for key in db.keys("*")[:60]:
+            try:
+                lines.append(f"{key}: {db.contents(key)!r:.600}")
+            except redis.exceptions.ResponseError:  # neither a list nor a hash
+                lines.append(key)
+    except redis.exceptions.RedisError as exc:  # the test has ended the server
+        lines.append(repr(exc))
+    return "\n".join(lines)
 
 
 def not_for_here(excinfo: pytest.ExceptionInfo[BaseException]) -> str:

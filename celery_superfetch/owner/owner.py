@@ -248,8 +248,10 @@ class Owner:
         expires = {name: self.leases.pending.expires.get(name, 0) for name in lists}
         try:
             self.private_lists.unland(owner, expires)
-        except RedisError:
+        except BaseException as exc:  # also what a signal handler raises: no claim names the job
             self.overdue.append(partial(self.private_lists.unland, owner, expires))
+            if not isinstance(exc, RedisError):
+                raise
 
     def reconcile(self) -> int:
         """Requeue jobs that the server has for this owner without a lease; return how many."""

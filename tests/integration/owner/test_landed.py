@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from functools import partial
+
 import pytest
 import redis
 
@@ -152,6 +155,36 @@ def test_while_the_server_is_away_putting_back_waits(fresh_server, make):
     with pytest.raises(redis.ConnectionError):
         member.catch_up()
     server.restart()
+    member.catch_up()
+    assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
+
+
+class Late(BaseException):
+    """What a signal handler raises, as ``gevent.Timeout`` is no ``Exception``."""
+
+
+@pytest.mark.parametrize("is_deferred", [True, False])
+def test_putting_back_that_is_interrupted_is_done_again(make, proxy, bench, is_deferred):
+    member = make(proxy.url())
+    member.join(1, MAIL)
+    bench.land(member.name, "mail", ONE)
+    put_back = partial(member.unland, member.name, ["mail"])
+    if is_deferred:
+        member.overdue.append(put_back)
+
+    def interrupt(*_: object) -> None:
+        raise Late
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    proxy.stall()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(Late):
+            member.catch_up() if is_deferred else put_back()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        proxy.heal()
     member.catch_up()
     assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
 
