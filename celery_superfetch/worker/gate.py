@@ -6,7 +6,7 @@ deadline: until then no reaper can have declared the worker dead and moved the j
 pool process receives later is not run, and comes back to the gate.
 
 If the worker dies, the jobs that the gate keeps were not recorded as running, and are recovered
-without a strike.
+without a strike; those that it has started are recovered with one.
 
 Foreign names:
 
@@ -62,7 +62,8 @@ def sleep_until(due: float) -> None:
 
 
 class Gate(Executor):
-    """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers."""
+    """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers. For the
+    methods that ``Executor`` has, that class says who calls them."""
 
     endless = True
     notice: Notices
@@ -178,7 +179,7 @@ class Gate(Executor):
             request = self._waiting[0]
             if (delivery := request.delivery) is None:  # a broadcast: no claim, and no deadline
                 return self._waiting.popleft() if self._has_slot(False) else None
-            alone = delivery.owner.suspects.solo
+            alone = delivery.owner.suspects.solo  # the lease of the job in a solo run, if any
             if not request.may_start:
                 # What became of it is logged by `owner/in_flight/lost_jobs.py`.
                 self._drop(self._waiting.popleft(), "this worker no longer holds it", logging.DEBUG)
@@ -211,11 +212,11 @@ class Gate(Executor):
     def _settles(self, request: Any, exc: BaseException) -> bool:
         """Settle a request that failed to hand itself to the pool because of ``exc``, and free its
         slot; return False if ``exc`` is to be raised. If it is not the job's fault, the job waits
-        again: a callback of another job may have called this, whose pool swallows ``exc``. The
-        loop's next tick meets the same error then."""
+        again: if this was called within a callback of another job, the pool swallows ``exc``, and
+        the next start, by the loop's next tick, meets the same error."""
         if request.delivery is None:
             return False
-        if not request.take():  # a thread of the pool has it: ``start`` failed after that
+        if not request.take():  # a thread of the pool has the job already, in spite of the error
             self.failure = exc
             return True
         self.out.discard(request)
@@ -240,7 +241,8 @@ class Gate(Executor):
         self.out.discard(request)
         if request.starts_again:
             request.starts_again = False
-            request._apply_result = None  # a thread may redispatch a request before this is set
+            # Now: a thread may redispatch a request before ``execute_using_pool`` has set this.
+            request._apply_result = None
             self._waiting.append(request)
         if not self.green:
             self.pump()
@@ -249,9 +251,9 @@ class Gate(Executor):
 
     def redispatch(self, request: Any) -> None:
         """Queue a job again, as soon as it has left the pool: its pool process received it after
-        the deadline, and did not run it. If its channel is closed, requeue it instead: it would be
-        lost for this worker at the next lost connection, where Celery forgets what waits for a
-        slot."""
+        the deadline, and did not run it. If its channel is closed, requeue it instead: Celery
+        forgets at the next lost connection what waits for a slot, and this worker would never run
+        the job."""
         delivery = request.delivery
         state.task_ready(request)
         if delivery.channel.closed and not request.acknowledged:

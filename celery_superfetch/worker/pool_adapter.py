@@ -2,7 +2,8 @@
 
 There is one for each kind: processes, threads, greenlets, and the solo pool, which runs a job in
 the thread that delivers it. An adapter says how many jobs can run, what the pool is to call for a
-job, and when a job has left the pool. It is in memory alone.
+job, and when a job has left the pool. The gate makes it; adapters are in memory alone. If the
+worker dies, the reaper recovers its jobs.
 
 Foreign names:
 
@@ -38,10 +39,12 @@ class NotStarted(Ignore):
 
 
 class PoolAdapter(ABC):
-    """A pool that runs jobs in the worker's own process."""
+    """Adapter of a pool. The defaults are those of a pool that runs jobs in the worker's own
+    process."""
 
-    #: The pool calls a callback at the end of each job, and has a free slot then. Others are free
-    #: only a moment later, or call none for a job that is killed before it begins.
+    #: The pool calls a callback at the end of each job, and the slot is free then. False: the slot
+    #: is free only a moment later, or the pool calls none for a job that is killed before it
+    #: begins; ``watch`` finds the end.
     ends_by_callback = False
     is_inline = False  # a job blocks the thread that hands it to the pool
     is_prefork = False  # a pool of processes that the worker's loop serves
@@ -89,6 +92,7 @@ class ProcessAdapter(PoolAdapter):
         self, worker: Any, requeue: Callable[[Any], None], pump: Callable[[], object]
     ) -> None:
         super().__init__(worker.pool)
+        # Celery's option: threads of the pool serve it, and not the worker's loop.
         self.is_prefork = not self.pool.options.get("threads", True)
         if self.is_prefork:
             mend(self.pool, requeue, worker.hub.call_later)

@@ -146,7 +146,7 @@ class PoolSlots:
         self._mark_up(pid)
         process = self._process_of(pid)
         if process in self._leaving:  # ``_shrink`` ended it while it loaded
-            self._close(process)
+            self._exclude(process)
         self._loading_since = None
         self.on_free()
 
@@ -155,7 +155,7 @@ class PoolSlots:
         process = self._process_of(pid)
         if process is None:
             return
-        self._close(process)
+        self._exclude(process)
         for job in list(self.processes._cache.values()):
             if job._write_to is process and not (job._accepted or job.ready()):
                 self._withdraw(job, process)
@@ -172,7 +172,7 @@ class PoolSlots:
 
     # -- processes that end
 
-    def _close(self, process: Any) -> None:
+    def _exclude(self, process: Any) -> None:
         """Exclude a process that is about to end from those that get jobs."""
         self._leaving.add(process)
         fd = process.inqW_fd
@@ -183,9 +183,9 @@ class PoolSlots:
     def _shrink(self, n: int = 1) -> None:
         """End ``n`` processes, of which none has a job; ValueError if there are not so many.
 
-        Celery ends any process that has accepted no job. If one was just given a job, that is lost
-        with it, and gets a strike if it has just started. If the process was about to end anyway,
-        it is counted twice, and the pool keeps a process too many.
+        Celery ends any process that has accepted no job. A job that was just written to it is lost
+        with it, and gets a strike if it has just started. And a process that was about to end
+        anyway is counted twice, so that the pool keeps one too many.
         """
         processes = self.processes
         for _ in range(n):
@@ -195,7 +195,7 @@ class PoolSlots:
                 process = next(self._spare(), None)
                 if process is None:
                     raise ValueError("The pool cannot shrink: each of its processes has a job.")
-                self._close(process)
+                self._exclude(process)
                 process.terminate_controlled()
             processes._processes -= 1
             if processes._putlock is not None:

@@ -2,7 +2,9 @@
 and settles the job by the outcome that the pool reports: ack; or, if the run was cut short (its
 pool process was lost, a hard time limit, a stop), requeue, recover or dead-letter.
 
-If the worker dies before a job is settled, the job is in the private list and is recovered.
+Celery's consumer makes a request of each message. The pool's callbacks run in the worker's loop
+(prefork, solo), or in the thread or greenlet that ran the job. If the worker dies before a job is
+settled, the job is in the private list and is recovered.
 
 Foreign names:
 
@@ -79,16 +81,19 @@ OF_THE_DELIVERY = frozenset({DELIVERY, "redelivered"})
 
 
 class LeasedRequest(Request):
-    """The request of a job that has a lease; it comes before a task's own request class.
+    """The request of a job that has a lease. It is the first base of the class that a worker's task
+    uses for its requests; the second is the task's own request class.
 
-    Celery requeues a job whose pool process was lost, without a count: it would kill process after
-    process. This class recovers the job with a strike, so that the guard can end that.
+    Celery requeues a job whose pool process was lost, without a count: the job could kill process
+    after process. This class recovers the job with a strike, so that the guard can end that.
     """
 
     delivery: Any  # a ``Delivery``; None for what is not fetched reliably
     deadline = 0.0  # until when the pool may begin (``clock``); 0.0: the gate has not let it start
     starts_again = False  # its pool process received it too late
-    take: Callable[[], bool] = staticmethod(lambda: True)  # set by ``ThreadAdapter``
+    #: True for its first caller alone: the pool's thread that begins, or the gate that withdraws
+    #: the job. Set by ``ThreadAdapter``.
+    take: Callable[[], bool] = staticmethod(lambda: True)
 
     _cut_short = ""  # the reason why its run was cut short
     _killed = False  # it is in the dead set
@@ -123,8 +128,8 @@ class LeasedRequest(Request):
             else:
                 leases.deliver(self.delivery.lease)
                 if self.delivery.owner.runner.inline:
-                    # It may run within this call, which blocks the thread that sends acks. Acks
-                    # that cannot be sent before are kept and sent again.
+                    # The job may run within this call, and block the thread that sends acks: those
+                    # that are pending are sent now. If that fails, they stay pending.
                     with suppress(RedisError, OSError):
                         leases.post()
         check_fields(self)
@@ -133,7 +138,7 @@ class LeasedRequest(Request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
-        message.is_read = True  # what fails from now on is the worker's fault
+        message.is_read = True  # ``unreceivable.refuses``: from now on an error is the worker's
 
     def _refuse_start(self, message: Any) -> NoReturn:
         """End the worker, since Celery hands its jobs to the pool by another method than this
@@ -476,6 +481,7 @@ def _leased(base: Any) -> Any:
 
 
 def use_our_request(worker: Any) -> None:
+    """Make each task of a worker use ``LeasedRequest``, in front of the task's own class."""
     consumer, update = worker.consumer, worker.consumer.update_strategies
 
     def update_strategies() -> None:

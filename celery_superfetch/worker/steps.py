@@ -1,4 +1,8 @@
-"""What a Celery worker adds: its bootsteps, and what it tells the transport of its pool.
+"""The bootsteps of a Celery worker. ``Maintenance`` makes the worker's gate, threads and signal
+handlers once; ``Guarded`` ties each connection of the consumer to the gate.
+
+Celery loads them by name (``app.installation``) and calls them in the worker's main thread. If the
+process dies in one, the jobs that it has claimed are in the private list, and are recovered.
 
 Foreign names:
 
@@ -61,14 +65,15 @@ JOINED_FOR = 5.0  # seconds that the end of a worker waits for the pass under wa
 
 
 class Maintenance(bootsteps.StartStopStep):
-    """Worker step: refuses what cannot work, and keeps the maintenance thread."""
+    """The worker's bootstep: refuses to start what cannot work, and starts and ends what a worker
+    has once."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         if not issubclass(worker.app.connection_for_read().get_transport_cls(), Transport):
-            self.enabled = False  # and none of our options is read: they may be the other broker's
+            self.enabled = False  # no option is read: they may be those of another broker
             return
         read_all()
         self.pid = os.getpid()
@@ -93,7 +98,7 @@ class Maintenance(bootsteps.StartStopStep):
         add_filters(worker)
 
     def create(self, worker: Any) -> None:
-        """Called between the pool's creation and its start."""
+        """Make the pool's processes report; Celery calls this before it starts the pool."""
         report_from_processes(worker.pool)
 
     def start(self, worker: Any) -> None:
@@ -102,7 +107,8 @@ class Maintenance(bootsteps.StartStopStep):
             # ``sleep`` between two tries to connect: jobs and heart would stop for half a minute.
             functional.sleep = time.sleep
         app = worker.app
-        # Before the consumer's steps fail over it. That one cannot be reached is theirs to see.
+        # A server that cannot carry the guarantee ends the worker here, with one line in the log.
+        # If it cannot be reached, the consumer tries again, and checks it then.
         try:
             with suppress(RedisError, OSError), client_of(app) as client:
                 check_server(client, config_of(app).global_keyprefix)
@@ -129,7 +135,8 @@ class Maintenance(bootsteps.StartStopStep):
         worker.blueprint.on_stopped = partial(self.on_stopped, worker, worker.blueprint.on_stopped)
 
     def on_shutting_down(self, **_: Any) -> None:
-        """Runs in the signal handler; the first SIGINT puts that of the next in place."""
+        """Mark the worker as stopping; runs in Celery's signal handler. At the first SIGINT Celery
+        has just installed the handler for the next one, which is wrapped here."""
         self.stopper.say_so()
         wrap_handlers(self.stopper)
 
@@ -148,8 +155,8 @@ class Maintenance(bootsteps.StartStopStep):
             sender.superfetch_gate.run_counts.count(database_of(sender.app, client))
 
     def terminate(self, worker: Any) -> None:
-        """End the threads, in a cold shutdown. If another process, forked from the worker, comes
-        here, it leaves them alone: they are its parent's."""
+        """End the threads, in a cold shutdown; do nothing in a process that was forked from the
+        worker: the threads are its parent's."""
         if os.getpid() == self.pid:
             self._end(worker)
             signals.worker_shutdown.disconnect(self.on_shutdown, sender=worker)
@@ -161,14 +168,16 @@ class Maintenance(bootsteps.StartStopStep):
         self.release_thread.over.set()
 
     def close(self, worker: Any) -> None:
-        """The first thing of any shutdown, while the pool knows its jobs."""
+        """Mark the worker as stopping, and find out whether it ends by an error. Celery calls this
+        first in any shutdown, while the pool still has its jobs."""
         if os.getpid() == self.pid:
             exit_with_failure(worker)
             self.stopper.say_so(failing=fails_by_itself(worker))
 
     def stop(self, worker: Any) -> None:
-        """The consumer has stopped; the pool waits for its jobs after this. Where a receiver of a
-        signal forked a process, and that came back into the worker, its jobs are the parent's."""
+        """End the threads, and requeue the jobs that have not started. Celery calls this after the
+        consumer has stopped, and before the pool waits for its jobs. Does nothing in a process that
+        a receiver of a signal forked: the jobs are its parent's."""
         if os.getpid() != self.pid:
             return
         self._end(worker)
@@ -178,7 +187,8 @@ class Maintenance(bootsteps.StartStopStep):
 
 
 class Guarded(bootsteps.StartStopStep):
-    """Consumer step: ties each new connection to the worker; runs again at each reconnect."""
+    """The consumer's bootstep: ties each new connection to the worker's gate, and registers the
+    owner before the first claim. Celery starts it again at each reconnect."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -189,7 +199,7 @@ class Guarded(bootsteps.StartStopStep):
         if not isinstance(transport, Transport):
             return
         recall_revoked(consumer)
-        # Before the first fetch, whose owner has it from there.
+        # Before the first fetch: it makes the owner, with the executor that the poller has then.
         transport.cycle.runner = consumer.controller.superfetch_gate
         channel = consumer.connection.default_channel
         channel.intake = Intake(
@@ -199,9 +209,9 @@ class Guarded(bootsteps.StartStopStep):
         )
         owner = channel.owner
         is_new = not owner.name
-        # Before "ready", so that the first job waits for none of it.
+        # Before Celery logs "ready", so that the first job does not wait for it.
         with tried_again():
-            channel.fetch.upkeep.register({})
+            channel.fetch.upkeep.register({})  # the owner, as yet without queue lists
         if is_new:
             _first_pass(consumer.app, owner)
         if not self.introduced:
@@ -259,10 +269,12 @@ def _switch_off_retries_of_lost_runs(app: Any) -> None:
 
 
 def _first_pass(app: Any, owner: Owner) -> None:
-    """A successor takes back what its predecessor held before it claims anything."""
+    """Make a reap pass before the first claim: a worker that was restarted takes back what its
+    predecessor on this host held."""
     try:
         rounds = Rounds(app, owner)
-        # Of its own host alone: it has watched nobody, and others may start by the thousand.
+        # Of its own host alone: it has watched no heartbeat yet, by which it could judge remote
+        # owners, and a thousand workers may start at once.
         rounds.note(rounds.reaper.reap(owner.neighbours))
     except Exception:
         logger.exception("The pass at the worker's start failed; the next one tries again.")

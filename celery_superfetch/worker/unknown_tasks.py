@@ -1,6 +1,8 @@
 """Keeps jobs that Celery would discard: of an unknown task, undecodable, or invalid. In a rolling
 deploy workers with the old code claim jobs that need the new one.
 
+Celery's consumer calls ``Discards``, in its loop, in place of its own methods.
+
 While another live worker of its queue has other tasks, such a job is parked: after a pause it
 returns to its queue, where a worker that knows its task may claim it. Otherwise it is
 dead-lettered. In the pause the job is on the server, and in no worker. If the worker dies before
@@ -89,6 +91,8 @@ class Discards:
         if not is_unknown:
             settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
+        # Without a failure notification: Celery's method, called next, informs the caller. If the
+        # server is away, this raises, the consumer reconnects, and the job is requeued.
         dead = delivery.end_by(owner.settlement.bury, f"{here}; {why}")
         if dead is not None:
             logger.error(

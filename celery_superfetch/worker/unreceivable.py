@@ -2,8 +2,10 @@
 or unreadable for Celery (dead-lettered). If Celery got an unreadable one, the error would end the
 worker, which requeues the job, and so end one worker after another.
 
-The channel calls ``intercept`` and ``parks`` for each claimed job; Celery's errors come to
-``refuses``. If the worker dies before a job is settled, the job is in the private list.
+The channel calls ``intercept`` and ``parks`` for each claimed job, in the consumer's loop. Errors
+of Celery come to ``refuses``, from the channel and from the gate. Other modules of the worker
+settle their jobs by ``settle``. If the worker dies before a job is settled, the job is in the
+private list.
 
 Foreign names:
 
@@ -39,15 +41,16 @@ from .stopping import told_to_stop
 
 logger = one_line_each(get_logger(__name__))
 
-#: Seconds from which on an ETA is likely a mistake: another century, or milliseconds for seconds,
-#: by which a countdown of four days is eleven years. Few brokers' data last so long.
+#: Seconds until an ETA from which on it is likely a mistake: of the century, or of the unit, since
+#: a countdown of four days, given in milliseconds, is eleven years.
 FAR = 10 * 365 * 86_400
 
 
 def intercept(lease: Lease, channel: Any) -> bool:
-    """Move a job that has used up its strikes or stops to the dead set, and one before its last
-    stop to probation, as one before its last strike where a crash ends all jobs of the worker;
-    return whether it has left this worker. A receiver may spare the job."""
+    """Dead-letter a claimed job that has used up its strikes or stops, unless a receiver of
+    ``job_recovering`` lets it run. Put a job on probation before its last stop; and before its last
+    strike, if a crash of this worker ends all of its jobs. Return whether the job has left this
+    worker (in both cases)."""
     counters = lease.counters
     if counters is None or not (counters.strikes or counters.stops):
         return False
@@ -70,8 +73,9 @@ def intercept(lease: Lease, channel: Any) -> bool:
             stops_outlook(stops, stop_limit),
             "; before that it runs alone" if is_next_the_last else "",
         )
-    # It was recovered to its queue, since it had lost only its own pool processes. In this worker
-    # its next loss would be a suspect strike, which is never the last: one run too many.
+    # A prefork worker recovered it to its queue and not on probation: it had lost only its own pool
+    # processes. Here its next loss would be a suspect strike if other jobs ran as well. That is
+    # never the last strike, so the job would run once too often.
     strike_limit = limits.strikes(task)
     before_last = strike_limit is not None and counters.strikes >= strike_limit - 1 > 0
     if before_last and not counters.probation and crash_ends_all_jobs(owner):
@@ -166,8 +170,8 @@ def _kind_of_limit(limit: object) -> str:
 
 
 def is_trouble(exc: BaseException) -> bool:
-    """Return whether an error is of a server that is away, or refuses, so that the job is not to
-    blame. A ``DataError`` is: redis-py refuses a value of the job."""
+    """Return whether an error comes from a server that cannot be reached, or refuses a command: the
+    job is not to blame. A ``DataError`` is the job's fault: redis-py refuses a value of it."""
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
@@ -203,7 +207,7 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
         )
         return True
     if not delivery.lease.may_start if ran is None else ran:
-        return False  # in the consumer's own thread
+        return False  # it has started, within this call (a solo pool): its error is to be raised
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
@@ -216,12 +220,15 @@ def refuses(message: Any, exc: Exception, ran: bool | None = None, short: bool =
             job.title,
             exc_info=shown,
         )
-        # Kept, since a timer or a thread of the pool swallows it; not as it is, since Celery takes
-        # a KeyError, too, for a lost connection, and would be back at once.
+        # Kept for the loop's next tick, which raises it: a timer or a thread of the pool that has
+        # called this swallows what is raised here. As a RuntimeError: Celery takes some errors, a
+        # KeyError too, for a lost connection, and would only reconnect.
         runner.failure = RuntimeError(f"this worker failed over job {job.title}: {describe(exc)}")
         if short:
             delivery.requeue()
-        else:  # it may be this job's doing all the same: where it has a worker for itself, it is
+        else:
+            # Without a strike, but as a recovery: at ``recovery_limit`` the job goes on probation,
+            # and gets a strike if a worker then fails over it in a solo run.
             way = partial(owner.settlement.recover_or_kill, excused=True)
             settle(delivery, way, f"its worker failed over it: {why}", app, limits_of(app))
         raise runner.failure from exc
@@ -239,8 +246,8 @@ def settle(
     delivery: Delivery, way: Callable[..., DeadJob | None], why: str, *args: Any
 ) -> DeadJob | None:
     """Settle a job by ``way``, a method of ``Settlement`` that gets the lease, ``why`` and
-    ``args``; if the server is away, later, by the maintenance thread. Return the dead job, if it is
-    one now."""
+    ``args``. If the server cannot be reached, the maintenance thread calls it later. Return the
+    dead job, if it is one now."""
     end = partial(delivery.end_by, way, why, *args)
     try:
         return end()
