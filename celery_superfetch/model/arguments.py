@@ -1,4 +1,8 @@
-"""What a job was called with, for people to look at: never unpickled, never whole."""
+"""The arguments of a job as text for people, never unpickled and never whole; and the escapes and
+cuts for any text from Redis that is shown.
+
+Logs, commands, the console and ``DeadJob`` call it. Pure functions: a death loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from .foreign import describe
 from .job import UNREADABLE, NotRead, parse, read_body
 
 MOST = 1024  # characters shown of each; Celery itself cuts its own views at as many
-LISTED = 80  # characters of them, or of a task's name, where jobs are told of side by side
+LISTED = 80  # characters of them, or of a task's name, in a table of jobs
 MOST_BODY = 1024 * 1024  # bytes of a body that are decoded just to be shown
 
 
 def arguments(payload: bytes) -> tuple[str, str]:
-    """Positional and keyword arguments of a job as text, cut where they are long; by the sender's
-    own view (``argsrepr``, ``kwargsrepr``: it may hide secrets) where there is one."""
+    """Return the positional and the keyword arguments of a job as text, cut if they are long. If
+    the sender gave a text of them (``argsrepr``, ``kwargsrepr``), it is that: it may hide secrets.
+    """
     message = parse(payload).message
     if message is None:
         return "", ""
@@ -47,7 +52,7 @@ def printable_lines(text: object) -> str:
 
 
 def task_title(task: str | None) -> str:
-    """What a job is called among others; its sender may have given it any name."""
+    """Return the name of a job's task for a table; its sender may have given it any name."""
     return cut(task or "(unparseable)", LISTED)
 
 

@@ -1,4 +1,8 @@
-"""One frozen, validated value for all options, read from ``broker_transport_options``."""
+"""The options of this package (``Config``), read from ``broker_transport_options`` and checked.
+
+``install`` checks them when it is called; ``app.broker.config_of`` and the transport read them, in
+each process. A frozen value, without I/O.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ REMOVED_OPTIONS = {
     "stuck_after": "run `celery superfetch check`, which reports jobs that run for hours",
 }
 
-#: How like another name a misspelt one is, at least (difflib's ratio); no other broker's is.
+#: Likeness (difflib's ratio) from which on an unknown option counts as one that is misspelt. No
+#: option of another broker is so like one of these.
 NEAR = 0.85
 
 REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``beat_schedule``

@@ -1,4 +1,10 @@
-"""One job of the dead set: what is kept of it, what is shown of it, and which ones are meant."""
+"""A job of the dead set (``DeadJob``), its record there, and the conditions that pick some of all
+jobs (``DeadFilter``).
+
+The reaper and ``Settlement`` make a ``DeadJob`` of each job that they dead-letter;
+``store.dead_set`` writes and reads the records; commands, the console and the failure notification
+show them. Values without I/O: a death loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +25,12 @@ from .job import FIRST, LAST, UNREADABLE
 from .records import parsed_json, text_of, whole
 from .strikes import Recovery
 
-#: The digest of the payload; for a further item of the same bytes with a number behind it.
+#: An id in the dead set: the digest of the payload. If a job with the same bytes was there already,
+#: a number follows.
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
 
-#: What the record of a job has of its fields as they are: the name there -> that here.
+#: Fields that a record has unchanged: name in the record -> attribute of ``DeadJob``.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
 STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes", "notice")}
@@ -73,7 +80,7 @@ NO_PROGRESS = Progress()
 
 @dataclass(frozen=True)
 class DeadJob:
-    """A killed job, whole."""
+    """A dead-lettered job."""
 
     id: str  #: its name in the dead set
     payload: bytes  #: the message, as its producer sent it
@@ -89,7 +96,9 @@ class DeadJob:
     #: Oldest first, its death last; each has owner, reason, strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: time of death, by the server's clock, in ms
-    steps: str = ""  #: what its runs have handed on: a retry hands on the rest
+    #: Its steps note: the steps that its runs have published. If it is put back, its next run
+    #: publishes the others.
+    steps: str = ""
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).
     first_claimed: int = 0
@@ -110,7 +119,7 @@ class DeadJob:
         return self.died_at / 1000 if self.died_at else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything there is to see, for people and for ``--json``; the arguments are cut."""
+        """Return all that may be shown, for people and for ``--json``; the arguments are cut."""
         args, kwargs = arguments(self.payload)
         text = _text(self.payload)
         payload = {} if text is None else {"payload": text, "encoding": "utf-8"}
@@ -130,7 +139,8 @@ class DeadJob:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Its history as shown, with None for what nobody noted; the last has the time of death."""
+        """Its history as shown: None stands for what is not known; the last entry has the time of
+        death."""
         blank = {"owner": "", "strike": None, "at": None}
         death = ({"at": self.died, **event} for event in self.history[-1:])
         events = [{**blank, **event} for event in (*self.history[:-1], *death)]
@@ -140,7 +150,7 @@ class DeadJob:
         return events
 
     def record(self) -> dict[str, Any]:
-        """What the dead set stores: all but the id and the time of death, which index it."""
+        """Return what the dead set stores: all but the id and the time of death, which index it."""
         text, coded = _text(self.payload), base64.b64encode(self.payload).decode()
         # Control characters have six bytes each in JSON.
         is_text = text is not None and len(json.dumps(text)) <= len(coded) + len('""')
@@ -173,7 +183,8 @@ class DeadJob:
 
     @classmethod
     def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
-        """What a killed job leaves in the dead set, where ``id`` tells copies apart."""
+        """Return the dead job of a recovery that was decided as KILL. ``id``: its id in the dead
+        set; empty: its digest."""
         history = recovery.history if recovery.counted else (*recovery.history, recovery.event)
         stored = {name: value for name, value in vars(recovery).items() if name in STORED.values()}
         return cls(
@@ -233,7 +244,8 @@ def _payload(record: Mapping[str, Any]) -> bytes | None:
 
 
 def _event(entry: Any) -> Mapping[str, Any]:
-    """A line of a history; others may have written it, and it must not hide the rest."""
+    """Return an entry of a history with all its fields. It may have been written by hand, and must
+    not hide the other entries."""
     given = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
     event = {"owner": "", "reason": "", **given}
     at = event.get("at", 0)
@@ -271,13 +283,14 @@ class DeadFilter:
             )
 
     def window(self, now: int) -> tuple[float, float]:
-        """The earliest and the latest time of death, both included; all in server ms."""
+        """Return the earliest and the latest time of death, both included; all in server ms."""
         earliest = -inf if self.newer_than is None else now - self.newer_than * 1000
         latest = inf if self.older_than is None else now - self.older_than * 1000
         return earliest, latest
 
     def takes(self, job: DeadJob, separator: str) -> bool:
-        """Whether a job of the right age is meant; kombu's ``separator`` ends a queue's name."""
+        """Return whether a job meets the conditions other than those of its age. ``separator``:
+        kombu's, which ends the queue's name in a queue list."""
         queue = job.queue_list.partition(separator)[0]
         return (
             (self.task is None or _like(job.task or "", self.task))

@@ -1,4 +1,9 @@
-"""What an owner says of itself in the registry, and back again."""
+"""The owner record (``Facts``), and its form in Redis.
+
+An owner writes its record when it registers, and changes of it with its heartbeats. Reapers, other
+workers and the console read it. If the owner dies, its record stays until a reaper has taken back
+its jobs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from .version import __version__
 
 RETRY_INTERVAL = 1.0  # seconds between two tries while heartbeats fail
 TEXTS = "app", "node", "version", "tasks", "state", "run_id", "group"  # fields that are text
-OTHERS = (
+OTHERS = (  # fields that are JSON
     "heartbeat_interval",
     "owner_ttl",
     "connections",
@@ -25,9 +30,9 @@ OTHERS = (
     "stopping_since",
 )
 SCHEMA = "2"  # of the layout of the data in Redis (docs/reference/redis_data.md)
-HUNG = "hung"  # state of an owner whose event loop does not turn, and that is silent until then
+HUNG = "hung"  # state of an owner whose event loop does not turn: it is declared dead
 STOPPING = "stopping"  # state of an owner that was told to stop
-SILENT = "silent"  # state of a living owner that missed two heartbeats, to whoever looks
+SILENT = "silent"  # shown as the state of a living owner that missed two heartbeats; never stored
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,10 @@ class Facts:
     owner_ttl: float
     app: str = ""
     node: str = ""  # Celery's name of the worker; empty outside Celery
-    version: str = ""  # of this package; empty for one from before it was told
-    tasks: str = ""  # tells sets of tasks apart; empty outside Celery, and as for the version
+    version: str = ""  # of this package; empty: one that did not write it yet
+    tasks: str = ""  # digest of the names of its tasks; empty: outside Celery, or as for version
     state: str = "running"
-    run_id: str = ""  # ``connections`` are ids of this run of the server; an empty run id: unusable
+    run_id: str = ""  # of the server whose ids ``connections`` has; empty: those cannot be used
     connections: tuple[int, ...] = ()
     pool: tuple[tuple[int, str], ...] = ()  # pool processes as ``(pid, start time)``
     #: Queue list -> ms of its x-expires (0: none), each registered before its first claim.

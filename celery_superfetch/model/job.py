@@ -1,4 +1,8 @@
-"""A job as Redis holds it: its bytes, its name in our keys, and what can be read from it."""
+"""A job in flight (``Job``), its history (``Counters``), and what can be read from its message.
+
+Every room uses it: the transport claims jobs, owners and reapers move them, commands show them.
+Values and pure functions: a death loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from .foreign import one_line
 from .records import parsed_json, whole
 
 DELIVERY = "superfetch"  # header of a delivery, and so a task's ``self.request.superfetch``
-#: What bytes can do to whoever reads them.
+#: Errors that reading a message may raise, whatever its bytes are.
 UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
@@ -36,30 +40,30 @@ class Job(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """What ended the earlier deliveries of a job, as far as it is remembered."""
+    """The history of a job: how its earlier deliveries ended, as far as the server remembers."""
 
     strikes: int = 0
     recoveries: int = 0
     #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s), and stop where
     #: it was one.
     history: tuple[Mapping[str, Any], ...] = ()
-    probation: int = 0  # until it is settled: which solitude is its next; 0: it is none
+    probation: int = 0  # number of its next solo run, from 1; 0: it is no suspect
     requeues: int = 0
     token: int = 0  # of the latest claim
     first_claim: int = 0  # number of the first claim; 0: it was not claimed before
-    steps: str = ""  # what they have handed on (``model/step.py``)
+    steps: str = ""  # its steps note: what earlier runs have published (``model/step.py``)
     stops: int = 0  # runs that were cut short because their worker was stopping
     deaths: int = 0  # strikes by the death of an owner, and not of the job's own process
-    alongside: int = 0  # those of them that it met alongside other jobs
+    alongside: int = 0  # those of them in which other jobs ran as well
 
     @property
     def claimed_at(self) -> int:
-        """When it was claimed first (s, by its owner's clock; 0: not before this claim)."""
+        """When it was claimed first (s, by its owner's clock; 0: this claim is the first)."""
         return self.first_claim // CLAIMS_A_SECOND
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
-        """Some fields as the server has them; what was never counted is None."""
+        """Make it of fields as the server has them; one that was never counted is None there."""
         as_read: dict[str, Any] = {
             "history": lambda raw: tuple(filter(_is_event, parsed_json(raw, list[Any]()))),
             "steps": lambda raw: raw.decode(errors="replace"),
@@ -67,20 +71,20 @@ class Counters(NamedTuple):
         return cls(**{name: as_read.get(name, whole)(raw) for name, raw in found.items() if raw})
 
     def as_header(self) -> dict[str, int]:
-        """Return what a task sees of it."""
+        """Return what a task sees of it in ``self.request.superfetch``."""
         names = "recoveries", "strikes", "requeues", "stops"
         return {name: getattr(self, name) for name in names}
 
 
 class Claimed(NamedTuple):
-    """A claimed job and what is counted of it; None: nobody remembers an earlier delivery."""
+    """A claimed job and its history; None: the server remembers no earlier delivery."""
 
     job: Job
     counters: Counters | None = None
 
     @property
     def probation(self) -> int:
-        """Which time alone it is for a suspect; 0: it is none."""
+        """The number of its next solo run, from 1; 0: the job is no suspect."""
         return self.counters.probation if self.counters else 0
 
     @property
@@ -97,7 +101,8 @@ class Claimed(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What a payload says of itself; ``message`` is None where it is not a kombu message."""
+    """The parts of a payload that this package reads; ``message`` is None if it is no message of
+    kombu."""
 
     message: dict[str, Any] | None = None
     task: str | None = None
@@ -106,21 +111,24 @@ class Envelope(NamedTuple):
 
 
 def digest(payload: bytes) -> str:
-    """The name of a job in our keys: a redelivery does not change it, a retry does."""
+    """Return the name of a job in this package's keys: a redelivery has the same, a retry another
+    one."""
     return sha1(payload, usedforsecurity=False).hexdigest()
 
 
-#: Numbers of claims that one second has: Lua counts exactly to 2 ** 53, which is the year 2242.
+#: Claim numbers in a second: a number is the owner's time in s times this, or greater. Lua counts
+#: exactly to 2 ** 53, which is reached in the year 2242.
 CLAIMS_A_SECOND = 2**20
 
 
 def claim_id(number: int, queue_list: str) -> str:
-    """The name of a claim: its number, in which the owner's time is, and whence it came."""
+    """Return the name of a claim: its number, and the queue list that the job came from."""
     return f"{number}:{queue_list}"
 
 
 def claim_number(claim_id: str) -> int:
-    """Later claims of an owner have greater ones; 0 where a name is none of ours."""
+    """Return the number of a claim, greater for each later claim of an owner; 0: the name has no
+    number."""
     try:  # asked for each job: ``suppress`` would double its cost
         return int(claim_id.partition(":")[0])
     except ValueError:
@@ -128,7 +136,7 @@ def claim_number(claim_id: str) -> int:
 
 
 def claimed_at(claim_id: str) -> int | None:
-    """Since when a claim is its owner's, by the clock of that one; None where it does not say."""
+    """Return when a claim was made (s, by its owner's clock); None: its name does not say."""
     return claim_number(claim_id) // CLAIMS_A_SECOND or None
 
 
@@ -164,8 +172,13 @@ def parse(payload: bytes) -> Envelope:
 
 
 def read_body(message: dict[str, Any], most: float = inf) -> Any:
-    """The body of a message, if it is safe to read: JSON (UNREADABLE: it is none), of so many
-    characters at most, and never unpickled. NotRead says why it was left alone."""
+    """Return the body of a message, if that is safe: only JSON of at most ``most`` characters is
+    read, and nothing is unpickled.
+
+    Raises:
+        NotRead: it was not read; the text says why.
+        UNREADABLE: one of these: it is no JSON.
+    """
     kind, headers, body = message.get("content-type"), message.get("headers") or {}, message["body"]
     if kind != "application/json":
         raise NotRead(kind)
@@ -191,11 +204,11 @@ FIRST, LAST = -62_135_596_800, 253_402_300_799
 
 
 def eta_of(text: Any) -> float:
-    """When that is (s since the epoch; 0: it cannot be read): Celery's header, ISO 8601; without a
-    time zone it is UTC, and Z is nothing to Python 3.10. Its time zone does not take it beyond what
-    a datetime can say: whoever shows it would fail."""
+    """Return the time in Celery's header ``eta`` (s since the epoch; 0: it cannot be read): ISO
+    8601, in UTC if it has no time zone. It is kept within what a datetime can say in UTC: commands
+    that show it would fail."""
     try:
-        eta = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        eta = datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 reads no Z
         at = (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
         return min(max(at, FIRST), LAST)
     except (AttributeError, TypeError, ValueError, OverflowError):

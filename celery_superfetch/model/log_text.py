@@ -1,5 +1,9 @@
-"""Loggers whose lines stay lines: what a record or a message in Redis says is data in a log. It may
-neither begin a line of its own nor speak to the terminal on which the log is read."""
+"""Filters that keep each log message on one line. Names and texts from Redis are data in a log:
+they may neither begin a line of their own nor control the terminal on which the log is read.
+
+Each module passes its logger to ``one_line_each`` when it is imported; a worker adds
+``filters_of_celerys_loggers`` (``worker.celerys_logs``). Nothing is stored.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,8 @@ from typing import Any
 from .arguments import printable, printable_lines
 from .foreign import class_name, loggable
 
-#: Celery's loggers that name jobs; a producer chooses a job's id and its task's name. Operators and
-#: other workers name them by remote control, and their own nodes.
+#: Celery's loggers whose lines have names that other processes choose: a producer the id of a job
+#: and the name of its task, a remote control command the ids in it, another worker its node's name.
 CELERYS = (
     *("celery.worker.strategy", "celery.worker.request", "celery.app.trace"),
     *("celery.worker.control", "celery.worker.pidbox", "celery.worker.state"),

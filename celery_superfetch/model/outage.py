@@ -1,4 +1,5 @@
-"""Keeps an outage from filling the log."""
+"""Keeps an outage of a server from filling the log. A worker's maintenance thread has one
+``Outage`` for each owner; it is in memory alone."""
 
 from __future__ import annotations
 

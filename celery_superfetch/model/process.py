@@ -1,4 +1,9 @@
-"""Who a process is: the identity it claims under, and what its host can tell of a pid."""
+"""The identity of a process (``ProcessImage``), and what its host knows of a pid.
+
+An owner has its process's identity in its record, and mints its name from it. A reaper, and a
+worker's maintenance thread, compare the record with the process that has that pid now. All of this
+only reads: a death leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +26,9 @@ if hasattr(os, "register_at_fork"):  # Windows has none, where producers run all
 
 @dataclass(frozen=True)
 class ProcessImage:
-    """One running program: a pid says nothing outside its boot and pid namespace, and is reused.
-    ``image`` tells apart two programs under the same pid and start time (HUP re-executes)."""
+    """One program that runs, or ran, in a process. A pid alone means nothing outside its boot and
+    pid namespace, and is reused. ``image`` tells apart two programs of one process: at a SIGHUP a
+    worker executes itself again, under the same pid and start time."""
 
     host: str
     pid: int
@@ -36,12 +42,13 @@ class ProcessImage:
         return _current(own_pid())
 
     def same_ground(self, other: ProcessImage) -> bool:
-        """Whether ``other``'s pid means the same as one's own: host, boot and namespace."""
+        """Return whether both are of one host, boot and pid namespace: only there can a pid of one
+        be looked up by the other."""
         ground = self.host, self.boot_id, self.pid_namespace
         return ground == (other.host, other.boot_id, other.pid_namespace)
 
     def same_process(self, other: ProcessImage) -> bool:
-        """Whether both are, or were, programs of one process."""
+        """Return whether both are, or were, programs of one process."""
         return replace(self, image="") == replace(other, image="")
 
 
@@ -53,12 +60,13 @@ def _current(pid: int) -> ProcessImage:
 
 
 def mint_owner(image: ProcessImage) -> str:
-    """A fresh owner identity, ``host|pid|nonce``: in a container, host name and pid 1 come back."""
+    """Make a new owner's name, ``host|pid|nonce``: a container that is started again has the same
+    host name and pid 1."""
     return f"{image.host}|{image.pid}|{secrets.token_hex(6)}"
 
 
 def host_name() -> str:
-    """The host name, less the two characters that have a meaning in our keys."""
+    """Return the host name without the two characters that separate parts of a key."""
     return socket.gethostname().replace("|", "_").replace(":", "_")
 
 
@@ -67,11 +75,11 @@ def boot_id() -> str:
         return file.read().strip()
     with suppress(OSError):
         return f"{platform.system()}-{int(psutil.boot_time())}"
-    return secrets.token_hex(6)  # Linux without /proc: a pid says nothing to anybody else
+    return secrets.token_hex(6)  # Linux without /proc: no other process can look up its pid
 
 
 def pid_namespace() -> str:
-    """Its inode; ``-`` where the system has no such thing."""
+    """Return its inode; ``-`` if the system has no pid namespaces."""
     try:
         return str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
@@ -79,28 +87,30 @@ def pid_namespace() -> str:
 
 
 def start_time(pid: int) -> str | None:
-    """When ``pid`` started, as its system says it; None: no such (or no readable) process."""
+    """Return when ``pid`` started, as its system says it; None: no such process, or none that can
+    be read."""
     return _look(pid)[1]
 
 
 def look_at(pid: int, started: str) -> Reason:
-    """What became of the process that had ``pid`` and ``started``; valid on its own ground."""
+    """Return what became of the process that had this pid and start time. Valid only in its own
+    host, boot and pid namespace (``same_ground``)."""
     if pid < 1:  # to the kernel a whole group of processes, which always exists
         return Reason.PROCESS_GONE
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return Reason.PROCESS_GONE
-    except PermissionError:  # somebody else's process, but a process; psutil may not see it
+    except PermissionError:  # it exists, as another user's; psutil may not see it
         pass
     zombie, now = _look(pid)
-    if zombie:  # whose ever
+    if zombie:  # also if the pid was reused: the process that had it is gone in both cases
         return Reason.PROCESS_ZOMBIE
     return Reason.PID_REUSED if now and started and now != started else Reason.RUNNING
 
 
 def _look(pid: int) -> tuple[bool, str | None]:
-    """Whether ``pid`` is a zombie, and when it started; None where that cannot be known."""
+    """Return whether ``pid`` is a zombie, and when it started; None if that cannot be known."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name before the third field may hold anything.

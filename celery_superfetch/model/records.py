@@ -1,5 +1,8 @@
-"""Readers of values in Redis, where anyone who writes to the database may have left nonsense. What
-makes no sense falls back, so that one odd record stops no pass, no `status` and no metrics."""
+"""Readers of values in Redis, where any client of the database may have written nonsense. They fall
+back to a default, so that one odd record stops no pass, no `status` and no metrics.
+
+The classes of ``store``, and of this room, call them. Pure functions: a death loses nothing.
+"""
 
 from __future__ import annotations
 

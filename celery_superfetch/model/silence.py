@@ -1,4 +1,9 @@
-"""Silence is watched, not computed: a watch over the heartbeats of others."""
+"""The staleness of owners: for how long each has sent no heartbeat while this process watched.
+
+Each heartbeat of an owner returns the other owners that sent none since its last one; the heartbeat
+thread calls ``note`` with them. Reapers and the maintenance thread ask for the result. All of it is
+in memory alone: a new process has watched no owner yet.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,19 @@ from time import monotonic
 
 
 def watch_time(owner_ttl: float) -> float:
-    """Seconds in which whoever looks on sees a silence of ``owner_ttl``: looks come in between."""
+    """Return the seconds after which an observer has surely found a staleness of ``owner_ttl``:
+    there is time between its looks."""
     return 1.25 * owner_ttl
 
 
 class Silence:
-    """How long owners have been silent while this process looked on. Pure; times are given. Looks
-    count if all succeeded, ``longest_gap`` seconds after each other at most, by the watcher's own
-    ``clock``: an outage or a step of the server's clock convicts nobody."""
+    """The staleness of other owners, by looks at their heartbeats.
+
+    After a look that failed, or that came more than ``longest_gap`` s after the one before, the
+    watch begins anew. It goes by the clock of this process, and not by that of the server. So
+    neither an outage nor a server's clock that was set makes an owner stale. Times are arguments,
+    in s of ``clock``.
+    """
 
     def __init__(self, longest_gap: float, clock: Callable[[], float] = monotonic) -> None:
         self.longest_gap = longest_gap
@@ -23,7 +33,8 @@ class Silence:
         self._still: dict[str, tuple[int, float]] = {}
 
     def note(self, quiet: Mapping[str, int], now: float) -> None:
-        """Take in one look: the owners that did not write since the one before -> their score."""
+        """Note a look: the owners that sent no heartbeat since the look before -> their score (the
+        server ms of their last heartbeat)."""
         before = self._last
         if before is None or now - before > self.longest_gap:
             self._still = {}
@@ -40,11 +51,13 @@ class Silence:
         return entry if entry[0] == score else (score, now)
 
     def interrupt(self) -> None:
-        """A look failed: whatever happened to others may have happened to us."""
+        """Begin the watch anew, since a look failed: this process may have been cut off, and not
+        the others."""
         self._last, self._still = None, {}
 
     def silent_for(self, owner: str, score: int, now: float) -> float | None:
-        """Seconds ``owner`` has stood still at ``score``; 0 if it is heard, None: unknown."""
+        """Return for how many seconds ``owner`` has had this score; 0: it has sent a heartbeat
+        since; None: not known."""
         last = self._last  # another thread may look meanwhile
         if last is None or now - last > self.longest_gap:
             return None
@@ -52,6 +65,7 @@ class Silence:
         return now - since if last_score == score else 0.0
 
     def silent(self, now: float, least: float) -> list[str]:
+        """Return the owners that have sent no heartbeat for ``least`` s."""
         return [
             owner
             for owner, (score, _) in self._still.items()

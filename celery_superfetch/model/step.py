@@ -32,7 +32,7 @@ ITSELF = "!"
 #: published. A family is published in the order of its numbers: 20,000 steps are one part.
 PUBLISHED = re.compile(r"(\w+):(\d+)-(\d+);")
 
-#: Where a message names the signatures that follow it.
+#: The attributes of a message that name the signatures that follow its job.
 FOLLOWING = ("callbacks", "errbacks", "chord", "chain")
 
 #: Signatures that are not messages themselves: each of their parts is one.
@@ -40,9 +40,8 @@ CONTAINERS = frozenset({"group", "chain", "chord"})
 
 
 class Fenced(BaseException):
-    """The end of a run whose job belongs to another owner by now, which publishes its steps; or
-    which an earlier run has ended. No ``Exception``: Celery would store that as the job's
-    failure."""
+    """The end of a run that may publish nothing: the job belongs to another owner by now, or an
+    earlier run has ended it. No ``Exception``: Celery would store that as the job's failure."""
 
 
 class Claim(NamedTuple):

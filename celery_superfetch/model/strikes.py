@@ -1,10 +1,10 @@
 """Blame: how a lost run counts against its job, and whether the job runs again or is dead-lettered.
 
 Pure values and functions, without I/O. The reaper (for jobs of a dead owner) and ``Settlement``
-(for a job whose pool process was lost while its owner lives) call ``blame``, then ``Recovery.of``,
-then a receiver of ``job_recovering`` decides, which is ``decide`` unless the user has another
-(``app.guard``). A script then moves the job and stores the counters at once (``recover.lua``); if
-the process dies before that, nothing was counted.
+(for a job whose pool process was lost while its owner lives) call ``blame``, then ``Recovery.of``.
+Then the receivers of ``job_recovering`` decide: the package's own one (``app.guard``) by
+``decide``, unless another receiver has an answer. A script then moves the job and stores the
+counters at once (``recover.lua``); if the process dies before that, nothing was counted.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ STOPS_NAMED = 10
 STOPS_TO_FRONT = 2
 
 #: Number of deaths of its owner, while it ran alongside other jobs, at which a job is dead-lettered
-#: (or its strike limit, if that is higher). A suspect for which each quiesce was in vain never runs
-#: alone, so that no death of its owner could be its last strike.
+#: (or its strike limit, if that is higher). If no owner's other jobs end in time for a solo run, a
+#: suspect runs alongside them. Without this limit none of its deaths would be exact, and so none
+#: its last strike.
 DEATHS_ALONGSIDE = 20
 
 
@@ -161,8 +162,9 @@ class Recovery:
         )
 
     def latest(self) -> Recovery:
-        """Return the recovery that was counted last, as the job's history has it, where the reply
-        of the script that counted it was lost. The history must not be empty."""
+        """Return the recovery that was counted last, as the job's history has it, which must not be
+        empty: the reply of the script that counted it was lost, or another worker recovered the
+        job."""
         last = self.history[-1]
         strikes = (kind for kind in Blame if kind.is_strike and kind.value == last.get("strike"))
         blamed = Blame.STOP if last.get("stop") else next(strikes, Blame.NONE)

@@ -1,4 +1,9 @@
-"""Who is dead: a pure function of evidence, with a named reason."""
+"""The verdict on an owner: whether it is dead, and why, from evidence alone.
+
+``reaper.evidence`` gathers the evidence. Reapers call ``judge`` for each owner in each pass, and a
+worker's maintenance thread each second for peers on its host. Pure functions: a death loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +50,7 @@ class Evidence:
     #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
     silent_for: float | None = None
     process: Reason | None = None  # ``look_at`` on the judge's own host; None: not the same ground
-    hung: bool = False  # it said so by its last heartbeat: nobody settles or hands on its jobs
+    hung: bool = False  # its last heartbeat said so: its event loop starts and settles no jobs
     superseded: bool = False  # a newer program of the same process has registered
     pool_left: bool = False  # pool processes it registered still run (asked on the same ground)
     #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
@@ -53,7 +58,7 @@ class Evidence:
 
 
 def judge(evidence: Evidence) -> Reason:
-    """The table of docs/inside/how_it_works.md, row by row."""
+    """Return the verdict, by the table of docs/inside/how_it_works.md, row by row."""
     silent = evidence.silent_for or 0.0
     missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
     if evidence.superseded:
@@ -62,7 +67,8 @@ def judge(evidence: Evidence) -> Reason:
         return Reason.HUNG
     if evidence.process is Reason.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
-    # A start time may only seem to be another, of a clock that was set: whoever is heard lives.
+    # PID_REUSED may be an error: if a clock was set, a start time can be read as another one. An
+    # owner with recent heartbeats lives.
     if evidence.process is not None and (missed or evidence.process is not Reason.PID_REUSED):
         # Pool processes that outlive their parent may still be at work on its jobs, but for no
         # longer than two heartbeats.
