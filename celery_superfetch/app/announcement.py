@@ -1,5 +1,6 @@
 """Announces a dead-lettered job, in the notice's run (``announce`` task): first to the receivers of
 ``job_killed``, then to its caller (the result), its chord, chain and errbacks, and its task's hook.
+The task's body is in ``notice``; it runs in a worker's pool.
 
 If it fails, how far it came is stored with the dead job, and the notice is tried later. If the
 process dies in between, the notice is recovered, and its next run starts from what was stored:

@@ -1,5 +1,9 @@
-"""Of an app's notices one at a time asks the result backend: where that hangs, one slot of the
-fleet hangs with it. The others are told to wait."""
+"""Lets one notice of an app at a time ask the result backend. If the backend hangs, one slot of all
+workers hangs with it, and the other notices are postponed.
+
+``announcement`` takes the lock in the run of a notice, in a worker's pool; ``notice`` asks before
+one gets a slot. If the process dies, the lock expires after ``HELD_OFF`` s.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,27 @@ from redis.exceptions import RedisError
 
 from ..store.database import Database
 
-#: Seconds for which no notice asks while another has no answer yet: not all clients give up soon.
+#: Most seconds for which no other notice asks while one waits for its answer: some result backends'
+#: clients do not give up soon.
 HELD_OFF = 60.0
 
-#: Seconds for which none asks after one that failed. So long, and up to twice as long by chance, a
-#: notice waits that may not ask: not all are to come at once.
+#: Seconds for which no notice asks after one has failed. A notice that may not ask is postponed by
+#: so many seconds, or by chance up to twice as many: not all are to come at once.
 PAUSE = 10
 
-#: Seconds for which a notice waits for another that has just asked, and between two looks.
+#: Seconds for which a notice waits for the lock if another has just taken it, and between two
+#: tries.
 PATIENCE, STEP = 0.2, 0.01
 
 
-class NotNow(Exception): ...
+class NotNow(Exception):
+    """Refusal: another notice waits for an answer, or got none."""
 
 
 @contextmanager
 def backend_turn(database: Database) -> Iterator[None]:
-    """Around a question to the result backend. Raises NotNow where another gets no answer."""
+    """Hold the lock while the result backend is asked in this block. Raises NotNow if
+    ``held_off``."""
     scope = _scope(database)
     while not database.take_turn(scope, HELD_OFF):
         if held_off(database):
@@ -44,12 +52,13 @@ def backend_turn(database: Database) -> Iterator[None]:
 
 
 def held_off(database: Database) -> bool:
-    """Whether one asks, or has lately asked, in vain."""
+    """Return whether a notice has waited for an answer for more than ``PATIENCE`` s, or has failed
+    in the last ``PAUSE`` s."""
     return database.lasts(_scope(database)) > PATIENCE
 
 
 def pause() -> float:
-    """Seconds."""
+    """Return by how many seconds a notice is postponed that may not ask."""
     return PAUSE * uniform(1, 2)
 
 

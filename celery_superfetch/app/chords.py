@@ -43,10 +43,10 @@ logger = one_line_each(get_logger(__name__))
 
 #: Counts a part. The keys are those of Celery 5.7, in which a worker without this package may
 #: count, too: the results by their index (or a list of them), how many parts were added, how many
-#: there were, the names of those that were counted, the group's result, and the claim of the part
-#: that publishes the body. ``names`` has also the digest of each part's result, so that another run
-#: finds and replaces that; and the part that completed the chord, with the total, since parts may
-#: be added later.
+#: there were, the names of those that were counted, the group's result, and the claim (Celery's
+#: word; no claim of a job) of the part that publishes the body. ``names`` has also the digest of
+#: each part's result, so that another run finds and replaces that; and the part that completed the
+#: chord, with the total, since parts may be added later.
 #: KEYS: results, added, size, names, group, claim
 #: ARGV: id, result, "1" if they are ordered, index, seconds until all of these expire (0: never),
 #:       the same for the group, seconds for which the claim is made (0: not at all), its token

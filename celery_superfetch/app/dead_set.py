@@ -167,7 +167,7 @@ class DeadSet(store.DeadSet):
     def _retry(
         self, batch: Sequence[DeadJob | str], to: str | None, results: DeadResults
     ) -> list[Retried]:
-        """Put a batch back, in order. No result of a job that stays dead is forgotten."""
+        """Put a batch back, in order. Only jobs that can be moved lose their results."""
         outcomes: list[Retried] = []
         retries: list[_Retry] = []
         by_id = self.exact_many([named for named in batch if isinstance(named, str)])

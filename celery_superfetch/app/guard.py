@@ -50,6 +50,7 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
         )
         return Decision.RECOVER
 
+    # By this ``reaper.recovery.decision_of`` knows it: the answer of another receiver outweighs it.
     guard.shipped = True  # type: ignore[attr-defined]
     return guard
 

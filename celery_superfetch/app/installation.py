@@ -67,8 +67,8 @@ if TYPE_CHECKING:  # what editors and type checkers know: a mistyped name is a m
 App = TypeVar("App", bound=Celery)
 
 #: Settings that get another default, each with its old name. Without them Celery acks a job before
-#: it runs, and drops it when its pool process is lost; and after a lost connection it leaves slots
-#: free for jobs that went on, which the prefetch limit of this package counts already.
+#: it runs, and drops it when its pool process is lost; and after a lost connection it lowers the
+#: prefetch limit by the jobs that still run, which this package counts as prefetched already.
 DEFAULTS = {
     "task_acks_late": ("CELERY_ACKS_LATE", True),
     "task_reject_on_worker_lost": ("CELERY_REJECT_ON_WORKER_LOST", True),

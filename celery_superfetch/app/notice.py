@@ -1,9 +1,11 @@
-"""The notice of a killed job: a job itself, which tells the caller, and whoever else wants to know.
+"""The notice of a dead-lettered job (failure notification): a job itself, whose run informs the
+caller, and the receivers, errbacks and chord (``announcement``).
 
-The script that kills pushes it to the front of the killed job's own queue; a pool process runs it.
-It is protected as every job is: recovered if its process dies, ended by the guard if it kills. If
-it fails, it is parked, and tried later as the same message: its strikes stay in its history, and
-the dead job's record has how far it came.
+``Notices`` makes its message, in a worker or in a reaper. The script that dead-letters the job
+(``kill.lua``) pushes it to the front of the job's own queue, and a worker's pool runs it. It is
+protected as every job is: recovered if its process dies, and dead-lettered if that happens again
+and again. If it fails, it is parked, and tried later as the same message: its strikes stay in its
+history, and the dead job's record has how far it came.
 """
 
 from __future__ import annotations
@@ -46,9 +48,12 @@ class Postponed(Reject):
 
 
 class AnnounceTask(Task):
+    """The task of notices."""
+
     @classmethod
     def annotate(cls) -> None:
-        """What ``task_annotations`` say of all tasks (a rate limit, say) is not meant for this."""
+        """Ignore ``task_annotations``: those of all tasks (a rate limit, say) are not for this
+        one."""
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Send it, also where tasks run in their caller (``task_always_eager``)."""
@@ -66,7 +71,7 @@ def add_announce_task(app: Celery) -> None:
         acks_on_failure_or_timeout=False,  # one that is cut short has not told
         reject_on_worker_lost=True,
         rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
-        superfetch_strike_limit=RUNS + 2,  # before its last one a job waits until it may run alone
+        superfetch_strike_limit=RUNS + 2,  # two careful runs, the last one a solo run (probation)
     )
     def announce(self: Any) -> None:
         """Announce the dead job that the message names; if that fails, have it tried later."""
@@ -102,14 +107,15 @@ class Notices:
         self._looked, self._held_off = -inf, False
 
     def not_before(self, database: Database) -> float:
-        """When one may run (s since the epoch; 0: at once). Those that would wait for the result
-        backend get no slot: there may be thousands, in front of all other jobs."""
+        """Return when a notice may run (s since the epoch; 0: at once). Notices that would wait for
+        the result backend get no slot: there may be thousands, in front of all other jobs."""
         if monotonic() - self._looked > PATIENCE:
             self._looked, self._held_off = monotonic(), held_off(database)
         return time() + pause() if self._held_off else 0.0
 
     def __call__(self, queue_list: str) -> bytes:
-        """The message; empty where it cannot be made: then nobody is told."""
+        """Return the message of a new notice; empty if it cannot be made: then no caller is
+        informed."""
         id = uuid()
         queue, _, step = queue_list.partition(separator_of(self.app))
         try:

@@ -26,7 +26,8 @@ class Routes:
         self._channel = channel
         self.expires_of = channel.expires_of  # ms of a queue's x-expires, or 0
         self._queues = cache(self._look_up)
-        for queue in app.amqp.queues.values():  # in this process's memory; it reads a length
+        # In this process's memory; kombu also reads the length of each queue.
+        for queue in app.amqp.queues.values():
             if queue.exchange and queue.exchange.name:
                 queue.exchange.declare(channel=channel)
             queue.queue_declare(channel=channel)
@@ -41,7 +42,8 @@ class Routes:
     def _look_up(self, exchange: str, routing_key: str) -> list[str]:
         channel = self._channel
         if exchange and exchange not in channel.state.exchanges:
-            # kombu takes one that nobody declared for a direct one, and loses the rest.
+            # kombu takes an exchange that was not declared for a direct one: of a topic exchange it
+            # would find too few queues.
             table = channel.get_table(exchange)
             if table and all(pattern for _, pattern, _ in table):
                 channel.exchange_declare(exchange, "topic")

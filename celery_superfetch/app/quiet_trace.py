@@ -1,5 +1,6 @@
-"""Runs this package's reap task without Celery's signals of a task, which are for users' tasks. A
-run that dies with its process is not repeated: beat sends the next one in some seconds.
+"""Runs this package's reap task without Celery's signals of a task, which are for users' tasks.
+Celery's worker calls it in the pool, in place of its tracer. A run that dies with its process is
+not repeated: beat sends the next one in some seconds.
 
 Foreign names:
 

@@ -69,7 +69,7 @@ class ReapTask(QuietTask):
             Parked(database).release({})
             if "producer" in options:  # only beat's schedulers bring their own producer
                 logging.getLogger(LOGGER_OF_BEAT).addFilter(routine_lines)
-                self._last_tick = History(database).tick(self._last_tick)
+                self._last_tick = History(database).tick(self._last_tick)  # for `status`
             wanted = Registry(database).anybody() and database.take_turn(LOCK_SENT, WAITS)
         if not wanted:
             return None

@@ -61,7 +61,7 @@ def record_pass(reaper: Reaper, report: Report, by: str = "") -> None:
     lists = report.lists.union(lists_of(reaper.sender) if reaper.sender else ())
     queues = Queues(reaper.database)
     abandoned: list[str] = []
-    if report.kept_house:  # at each pass it would be two commands more of an idle worker
+    if report.kept_house:  # not at each pass: it costs an idle worker two commands
         # Jobs that come after the last worker of a queue has left would have no age otherwise.
         abandoned = queues.filled({*reaper.registry.served()} - lists)
     queues.note_waiting([*lists, *abandoned])

@@ -1,8 +1,9 @@
 """Adds the reap task's entry to an app's ``beat_schedule``, without changing the user's dictionary.
 
-``installation.configure`` calls ``scheduled``. Beat then reads the app's settings, in
-which a copy stands for the user's dictionary and follows its changes. Nothing here is stored on a
-server. A scheduler with a database stores the entry; ``migration/beat_rows.py`` deletes it there.
+``installation.configure`` calls ``scheduled``, which puts a copy with the entry into the app's
+settings. When beat reads the settings, the copy first takes over what has changed in the user's
+dictionary. Nothing here is stored on a server. A scheduler with a database stores the entry;
+``migration/beat_rows.py`` deletes it there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Schedule:
 
     Arguments:
         users: the user's dictionary, or what else ``beat_schedule`` was set to.
-        before: the schedule that the user has replaced, maybe by a dictionary that contains it.
+        before: the schedule that was set until the user assigned another dictionary, which may
+            contain its entries.
     """
 
     def __init__(self, users: Any, before: Schedule | None) -> None:

@@ -77,8 +77,8 @@ def _step_of(run: Run, message: Any) -> tuple[Step | None, bool]:
     id, task = fields["id"], fields["task"]
     chord = embed.get("chord") and (fields.get("group") or fields.get("taskset"))
     if run.publishes_followers and _is_in_task_of(run):
-        # In the run of a notice, whose body publishes what follows another job, an error is that
-        # body's to catch.
+        # Of a notice the body itself publishes, namely what follows the dead-lettered job: there an
+        # error is raised to the body.
         return run.step(id, task, chord, of_end=True), run.phase is not Phase.BODY
     is_retry = id == run.task_id and fields.get("retries") == run.retries + 1
     replaces = id in run.replaced_by

@@ -188,11 +188,12 @@ def _is_deduplicated(task: Any) -> bool:
 
 
 def _complete(task: Any, result: Any, request: dict[str, Any], embed: dict[str, Any]) -> None:
-    """Complete a job that has succeeded before, where Celery skips it.
+    """Complete a job that has succeeded in an earlier run, and that Celery therefore skips.
 
-    Celery would not count it in its chord. If its process died between the result and the count,
-    the chord would otherwise wait for ever. Of another job Celery publishes what follows it, if the
-    result does not say that it was published.
+    Celery does not count such a job in its chord. If the earlier run died between its result and
+    the count, the chord would wait for ever: so a part of a chord is counted here. For another job
+    Celery itself publishes what follows, unless the stored result says that this was done; these
+    messages become steps.
 
     Arguments:
         embed: what the body of its message names for its end.

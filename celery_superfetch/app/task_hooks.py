@@ -1,5 +1,6 @@
 """Reports to the run of a job (``model.step.Run``) how far Celery has come with it: the task's body
-begins and ends, Celery publishes what follows the job, the task retries or replaces itself.
+begins and ends, Celery publishes what follows the job, the task retries or replaces itself. By
+that, ``app.sender`` finds out which messages of the run are steps.
 
 ``app.steps`` calls ``hook`` before each run. In the first run of a task in this process it wraps
 methods of the task and of its result backend, all of Celery's public interface: ``run``,
@@ -93,7 +94,7 @@ def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> An
     if request.id != run.task_id:
         return body(*args, **kwargs)
     message = vars(request)
-    # ``app.steps`` has opened it for a job that Celery skips; it has not skipped this one.
+    # ``app.steps`` may have begun it for a job that Celery skips. This job was not skipped.
     run.end_publishing()
     run.hide_ids(message)
     run.phase = Phase.BODY
@@ -133,7 +134,8 @@ def _on_replace(on_replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hook_backend(backend: Any) -> None:
-    # Not by ``wraps``: each greenlet has a backend of its own, so that this is done for each job.
+    # Without ``wraps``, which takes long: each greenlet has a backend of its own, so that this is
+    # done for each job.
     backend.mark_as_done = _mark_as_done(backend.mark_as_done)
     backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
     backend.on_chord_part_return = _on_chord_part_return(backend.on_chord_part_return)

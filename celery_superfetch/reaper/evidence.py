@@ -67,8 +67,8 @@ def judge_all(
 
 
 class Onlooker:
-    """A watch over all owners, for a command: it has no heartbeat, whose answers would bring their
-    scores, and so reads them itself, about once a second."""
+    """A watch over all owners, for a command. A worker gets the scores of stale owners in the
+    answers to its heartbeats; a command sends none, and reads all scores about once a second."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float] = monotonic) -> None:
         self.registry = registry
