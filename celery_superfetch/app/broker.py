@@ -5,8 +5,8 @@ and plain Redis clients.
 broker connection of the app by ``AMQP.Connection``. Connections of other apps stay stock. Beat's
 reap task, ``DeadSet``, the inspector, commands and a worker that starts call ``client_of``.
 
-Nothing here is stored. If the process dies, its connections are closed; its owner's death is the
-reaper's matter.
+Nothing here is stored. If the process dies, its connections are closed, and a reaper recovers the
+jobs of its owner.
 
 Foreign names:
 

@@ -151,6 +151,7 @@ def _prepare(
         request["headers"] = {k: v for k, v in request.items() if k not in OF_CELERY}
     counters = request.get(DELIVERY)
     task = tasks[name]
+    # Only a job that was delivered before may have a result.
     result = (claim.steps or counters) and _result_of(task, id, request)
     ended = bool(claim.steps) or (bool(result) and is_of_job(result, claim.since))
     request[DELIVERY] = {**(counters or FIRST_RUN), "ended": ended, "token": claim.token}

@@ -175,8 +175,8 @@ class Run:
         self.hide_ids(message)
 
     def hide_ids(self, message: dict[str, Any]) -> None:
-        """Replace followers that have ids with those that the message names: what user code
-        publishes by hand would have the same ids."""
+        """Put the followers as the message names them in place of the copies with ids: if user code
+        published one of these by hand, it would have the id of a step."""
         for name, (signatures, copied) in self._followers.items():
             if message.get(name) is copied:
                 message[name] = signatures

@@ -178,6 +178,7 @@ class Rounds:
             self._begin(self.reaper.reap_in_steps(owners))
 
     def _begin(self, steps: Steps[Report]) -> None:
+        """Add a pass, unless there are ``PASSES``: its jobs are left to a later pass."""
         if len(self.passes) < PASSES:
             self.passes.append(steps)
 
