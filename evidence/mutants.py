@@ -15,6 +15,7 @@ class Change(NamedTuple):
     old: str  # of the line, or of the expression
     new: str
     nth: int  # of several that say the same of one line
+    span: range = range(0)  # lines of the function
 
     @property
     def told(self) -> dict[str, Any]:
@@ -97,26 +98,29 @@ def in_python(source: str) -> Iterator[Change]:
     tree = ast.parse(source)
     seen: dict[tuple[int, str, str], int] = {}
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
-    nodes = {id(n): n for f in functions for n in ast.walk(f)}
-    for node in nodes.values():
-        for undo in _changes(node):
-            new = ast.unparse(node)
+    nodes = {id(n): (n, f) for f in functions for n in ast.walk(f)}
+    whole = ast.unparse(tree)
+    for node, function in nodes.values():
+        span = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+        for undo, dropped in _changes(node):
+            new = "pass" if dropped else ast.unparse(node)
             text = ast.unparse(tree)
             undo()
-            old, line = ast.unparse(node), node.lineno
-            old, new, line = _nearest(old, new, line)
+            old, line = ast.unparse(dropped or node), (dropped or node).lineno
+            old, new = old.split("\n")[0], new.split("\n")[0]
             nth = seen[line, old, new] = seen.get((line, old, new), -1) + 1
-            if text != ast.unparse(tree):
-                yield Change(text, line, old.split("\n")[0], new.split("\n")[0], nth)
+            if text != whole:
+                yield Change(text, line, old, new, nth, span)
 
 
 def _changes(node: Any) -> Iterator[Any]:
-    """Each leaves the node changed, until what it yields is called."""
+    """Each leaves the node changed, until the first of what it yields is called; the second is the
+    statement that was dropped, if one was."""
 
-    def put(owner: Any, name: str, value: Any) -> Any:
+    def put(owner: Any, name: str, value: Any, dropped: ast.stmt | None = None) -> Any:
         before = getattr(owner, name)
         setattr(owner, name, value)
-        return lambda: setattr(owner, name, before)
+        return (lambda: setattr(owner, name, before)), dropped
 
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
         yield put(node, "ops", [SWAPPED[type(node.ops[0])](), *node.ops[1:]])
@@ -137,12 +141,4 @@ def _changes(node: Any) -> Iterator[Any]:
             if isinstance(one, (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise)) and not (
                 isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
             ):
-                yield put(node, name, [*body[:at], ast.Pass(), *body[at + 1 :]])
-
-
-def _nearest(old: str, new: str, line: int) -> tuple[str, str, int]:
-    """Of a block only the line that is changed."""
-    for at, (one, other) in enumerate(zip(old.split("\n"), new.split("\n"), strict=False)):
-        if one != other:
-            return one, other, line + at if at else line
-    return old, new, line
+                yield put(node, name, [*body[:at], ast.Pass(), *body[at + 1 :]], one)

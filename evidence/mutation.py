@@ -21,16 +21,19 @@ import redis
 
 from evidence import ROOT
 from evidence.mutants import in_lua, in_python
-from evidence.warm import Warm
+from evidence.reach import Reached, asked
+from evidence.warm import LIMIT, Warm
 from support.servers.server import Server
 
 KILLERS = 30  # tests that have found a change of the same file: they are asked first
+
+#: Seconds that all tests of one changed line of Python take at most; the shortest are asked.
+MOST_S = 45.0
 
 #: What is changed -> the tests that fit, the nearest first. One that fails is enough.
 STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
-REPLIES = "tests/integration/owner/replies"
 #: They find most changes of the leases, within a second.
 SCENES = "tests/evidence/test_faults.py::test_a_scene_survives_each_fault_at_each_point"
 STEPS = ["tests/integration/app/test_steps.py", "tests/integration/app/test_steps_of_tasks.py"]
@@ -73,32 +76,33 @@ def _of(name: str) -> list[list[str]]:
     return [*([nearest] if nearest else []), [STORE], WIDER]
 
 
+LISTS = "private_lists claim_ids suspects recoveries leftovers foreign_keys seen stats"
+#: Files whose tests run in one process, so that it can be recorded which lines each test runs: of a
+#: changed line only the tests that run it are asked, the shortest first.
+BY_LINE = {
+    **{
+        f"{PACKAGE}/owner/in_flight/{name}.py": [
+            ["tests/unit/owner", SCENES],
+            ["tests/integration/owner"],
+        ]
+        for name in ("lease", "lost_claims", "in_flight", "pending")
+    },
+    f"{PACKAGE}/store/redis/pipeline.py": [
+        ["tests/unit/owner", SCENES],
+        ["tests/integration/owner"],
+        [f"{STORE}/test_{name}.py" for name in ("pipeline", "connections", "script_errors")],
+    ],
+    f"{PACKAGE}/store/private_lists.py": [
+        ["tests/integration/owner"],
+        [f"{STORE}/test_{name}.py" for name in LISTS.split()],
+    ],
+}
+
 TARGETS = {
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in FIRST.split()},
     f"{PACKAGE}/model/verdict.py": [["tests/unit/model/test_verdict.py"], WIDER],
     f"{PACKAGE}/model/strikes.py": [["tests/unit/model/test_strikes.py"], [STORE], WIDER],
-    f"{PACKAGE}/owner/in_flight/lost_claims.py": [
-        [f"{REPLIES}/test_lost_claims.py", f"{REPLIES}/test_lost_suspects.py"],
-        WIDER[1:],
-    ],
-    **{
-        f"{PACKAGE}/owner/in_flight/{name}.py": [
-            ["tests/unit/owner", SCENES],
-            [f"{REPLIES}/test_acks.py", "tests/integration/owner/test_in_flight.py"],
-            WIDER[1:],
-        ]
-        for name in ("pending", "in_flight", "lease")
-    },
-    f"{PACKAGE}/store/redis/pipeline.py": [
-        [f"{STORE}/test_pipeline.py", SCENES],
-        [REPLIES],
-        WIDER[1:],
-    ],
-    f"{PACKAGE}/store/private_lists.py": [
-        [f"{STORE}/test_private_lists.py", f"{STORE}/test_claim_ids.py"],
-        [STORE],
-        WIDER,
-    ],
+    **BY_LINE,
     f"{PACKAGE}/model/step.py": [["tests/unit/model/test_step.py"], HANDING_ON],
     f"{PACKAGE}/app/steps.py": [STEPS, HANDING_ON],
     f"{PACKAGE}/app/task_hooks.py": [STEPS, HANDING_ON],
@@ -126,14 +130,19 @@ def main(argv: list[str]) -> int:
         copy = Path(scratch) / "checkout"
         left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "benchmarks")
         shutil.copytree(ROOT, copy, ignore=left_out)
+        chosen = {path: tests for path, tests in TARGETS.items() if path.endswith(ends)}
         # Tests of a script are collected once: what is changed is read when it is called.
-        with Warm(copy, [[STORE, *WIDER]]) as of_scripts, Warm(copy, []) as of_rules:
-            for path, tests in TARGETS.items():
-                if path.endswith(ends):
-                    warm = of_scripts if path.endswith(".lua") else of_rules
-                    for result in _tried(copy, path, tests, done, until, client, warm):
-                        _note(options.results, result)
-                        done[_key(result)] = result
+        collected = [[STORE, *WIDER]] if any(path.endswith(".lua") for path in chosen) else []
+        with Warm(copy, collected) as of_scripts, Warm(copy, []) as of_rules:
+            by_line = [path for path in chosen if path in BY_LINE]
+            groups = dict.fromkeys(tuple(some) for path in by_line for some in chosen[path])
+            reached = {some: of_rules.reach([*some], by_line) for some in groups}
+            for path, tests in chosen.items():
+                warm = of_scripts if path.endswith(".lua") else of_rules
+                fit = [one for some in tests for one in reached.get(tuple(some), ())]
+                for result in _tried(copy, path, tests, done, until, client, warm, fit):
+                    _note(options.results, result)
+                    done[_key(result)] = result
     return _tell(done.values())
 
 
@@ -145,25 +154,41 @@ def _tried(
     until: float,
     client: redis.Redis,
     warm: Warm,
+    reached: list[Reached],
 ) -> Iterator[dict]:
-    for some in tests:
-        warm.check(some)
     source = (copy / path).read_text()  # the checkout may be changed meanwhile
-    changes = in_lua(source) if path.endswith(".lua") else in_python(source)
-    for change in changes:
+    is_lua, by_line = path.endswith(".lua"), path in BY_LINE
+    for some in [] if by_line else tests:
+        warm.check(some)
+    for change in in_lua(source) if is_lua else in_python(source):
         result = {"file": path, **change.told}
         if _key(result) in done or monotonic() > until:
             continue
-        if path.endswith(".lua") and not _compiles(client, change.text):
+        if is_lua and not _compiles(client, change.text):
             continue
         (copy / path).write_text(change.text)
         earlier = _killers(path, done.values())
-        rounds = [earlier, *tests] if earlier else tests
+        if by_line:
+            rounds = _rounds(asked(reached, path, change.line, change.span, MOST_S), earlier)
+        else:
+            rounds = [(some, LIMIT) for some in (earlier, *tests)]
+        found = (warm.run(some, limit) for some, limit in rounds if some)
         try:
-            result["killed"] = next(filter(None, map(warm.run, rounds)), "")
+            result["killed"] = next(filter(None, found), "")
         finally:
             (copy / path).write_text(source)
         yield result
+
+
+def _rounds(tests: list[Reached], earlier: list[str]) -> list[tuple[list[str], float]]:
+    """Return those of some tests that are asked first and the others, and how many seconds each of
+    the two may take."""
+    first = sorted((t for t in tests if t.test in earlier), key=lambda t: earlier.index(t.test))
+    rest = [test for test in tests if test not in first]
+    return [
+        ([test.test for test in some], 30 + 3 * sum(test.seconds for test in some))
+        for some in (first, rest)
+    ]
 
 
 def _killers(path: str, results: Iterable[dict]) -> list[str]:

@@ -1,32 +1,37 @@
 """Runs tests in forks of a process that has imported and collected them before: nine tenths of what
 one run of a few tests costs. `python -m evidence.warm COUNT`, in the checkout whose tests they are.
 
-Reads lists of tests as lines of JSON, and answers each with the one that fails first, or with
-nothing. What was imported stays so: COUNT is how many lists are collected beforehand, those whose
-code does not change. 0: it imports what others have written, and nothing of the checkout.
+Reads requests as lines of JSON: tests, files, and seconds. Answers each with the test that fails
+first, or with nothing, and with what each test reaches of the files. What was imported stays so:
+COUNT is how many lists of tests are collected beforehand, those whose code does not change. 0: it
+imports what others have written, and nothing of the checkout.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
+from evidence.reach import Reach, Reached
+
 OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--timeout=60"]
 OTHERS = "celery.app.trace celery.worker kombu.transport.redis redis psutil hypothesis gevent"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
-LIMIT = 300  # seconds after which tests that do not end count as failed
+LIMIT = 300.0  # seconds after which tests that do not end count as failed
+NO_END = "(no end)"  # stands for the test that fails first
 
 
 class Warm:
@@ -52,14 +57,28 @@ class Warm:
                 raise RuntimeError(f"{failed} fails though nothing was changed: it tells nothing")
             self._sound.append(tests)
 
-    def run(self, tests: list[str]) -> str:
+    def run(self, tests: list[str], limit: float = LIMIT) -> str:
         """The test that fails first; empty where all pass. Raises RuntimeError if they cannot be
-        run."""
-        print(json.dumps(tests), file=self._process.stdin, flush=True)
-        code, failed = json.loads(self._process.stdout.readline())
+        run. Tests that take more than ``limit`` seconds count as failed."""
+        failed, _ = self._ask(tests, [], limit)
+        return failed
+
+    def reach(self, tests: list[str], files: list[str]) -> list[Reached]:
+        """Return what each test reaches of some files. A test that fails though nothing was changed
+        is printed, and left out. Raises RuntimeError if none passes."""
+        failed, reached = self._ask(tests, files, 10 * LIMIT)
+        if failed:
+            print(f"left out, for it fails though nothing was changed: {failed}", flush=True)
+        if not reached:
+            raise RuntimeError(f"no test of {' '.join(tests)} passes")
+        return reached
+
+    def _ask(self, tests: list[str], files: list[str], limit: float) -> tuple[str, list[Reached]]:
+        print(json.dumps([tests, files, limit]), file=self._process.stdin, flush=True)
+        code, failed, reached = json.loads(self._process.stdout.readline())
         if code not in (0, 1, 2):
             raise RuntimeError(f"pytest {' '.join(tests)} exits with {code}")
-        return (failed or tests[0]) if code else ""
+        return (failed or tests[0]) if code else "", [Reached(*row) for row in reached]
 
     def __enter__(self) -> Warm:
         return self
@@ -69,33 +88,55 @@ class Warm:
         self._process.wait()
 
 
-def _forked(tests: list[str]) -> tuple[int, str]:
-    """pytest's exit code, and the test that fails first, where it can be told."""
-    with tempfile.TemporaryFile("w+") as said:
+def _forked(tests: list[str], files: list[str], limit: float) -> tuple[int, str, list[Reached]]:
+    """pytest's exit code, the test that fails first, where it can be told, and what the tests reach
+    of some files."""
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as rows:
         if (pid := os.fork()) == 0:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
-            faulthandler.dump_traceback_later(LIMIT, exit=True)
-            os._exit(pytest.main([*OPTIONS, *tests]))
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            reach = Reach(files)
+            plugins, more = ([reach], ["--maxfail=100"]) if files else ([], [])
+            code = pytest.main([*OPTIONS, *more, *tests], plugins=plugins)
+            json.dump(reach.reached, rows)
+            rows.flush()
+            os._exit(code)
+        code = _exit_code(pid, limit)
+        if code is None:
+            return 1, NO_END, []
         said.seek(0)
         text = said.read()
         if code not in (0, 1, 2):
             print(text[-4000:], file=sys.stderr)
-        failed = FAILED.search(text)
-    return code, failed[1] if failed else ""
+        failed = " ".join(FAILED.findall(text))
+        rows.seek(0)
+        reached = json.loads(rows.read() or "[]")
+    return code, failed, reached
+
+
+def _exit_code(pid: int, limit: float) -> int | None:
+    """Wait for a process to end; kill it after so many seconds, and return None."""
+    until = monotonic() + limit
+    while monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
 
 
 def main(count: int) -> None:
     for name in OTHERS.split():
         import_module(name)
     for number, line in enumerate(sys.stdin):
-        tests = json.loads(line)
+        tests, files, limit = json.loads(line)
         if number < count:
             with redirect_stdout(io.StringIO()):
-                answer = int(pytest.main(["--co", *OPTIONS, *tests])), ""
+                answer = int(pytest.main(["--co", *OPTIONS, *tests])), "", []
         else:
-            answer = _forked(tests)
+            answer = _forked(tests, files, limit)
         print(json.dumps(answer), flush=True)
 
 
