@@ -88,9 +88,9 @@ BY_LINE = {
         for name in ("lease", "lost_claims", "in_flight", "pending")
     },
     f"{PACKAGE}/store/redis/pipeline.py": [
-        ["tests/unit/owner", SCENES],
+        [f"{STORE}/test_pipeline.py", f"{STORE}/test_connections.py"],
+        [f"{SCENES}[claim, start, finish]"],
         ["tests/integration/owner"],
-        [f"{STORE}/test_{name}.py" for name in ("pipeline", "connections", "script_errors")],
     ],
     f"{PACKAGE}/store/private_lists.py": [
         ["tests/integration/owner"],

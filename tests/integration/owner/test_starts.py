@@ -64,6 +64,14 @@ def test_a_claim_records_the_first_of_its_jobs_as_running(bench, owner):
     eventually(lambda: bench.recorded(owner) == digests(ONE, TWO, THREE))
 
 
+def test_a_claim_that_is_not_asked_to_records_no_start(member, bench):
+    """As ``basic_get`` claims: its caller may never start the job."""
+    bench.push("mail", ONE)
+    [lease] = member.claim(["mail"], 1, 1).leases
+    assert bench.lists.held(member.name).running == frozenset()
+    assert lease.has_waiting_note
+
+
 def test_what_a_blocking_read_brought_starts_first(bench, owner):
     bench.push("mail", TWO)
     bench.land(owner, "mail", ONE)

@@ -66,6 +66,7 @@ def test_an_event_that_is_not_in_the_table_changes_nothing(state, event):
     assert after is TRANSITIONS[event].get(state)
     assert lease.state is (after or state)
     assert (leases.of(JOB) is lease) is (lease.state is not State.GONE)
+    assert Lease(JOB, state=state).apply(event) is (after is not None)
 
 
 @pytest.mark.parametrize("state", State)
