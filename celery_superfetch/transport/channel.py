@@ -41,7 +41,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport import redis
 from kombu.utils import json
 from redis import Redis
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError
 
 from ..model.config import LONGEST, Config
 from ..model.lazy import lazy_property
@@ -202,7 +202,7 @@ class Channel(FrugalChannel):
 
     def deliver(self, lease: Lease) -> bool:
         """Call the consumer with a claimed job; return False if the job was settled or requeued
-        instead. If the server fails before the call, the job stays in the backlog, and the error is
+        instead. If something fails before the call, the job stays in the backlog, and the error is
         raised."""
         callback = self._callbacks.get(self.lists.queue(lease.job.queue_list))
         if callback is None:  # the consumer was cancelled after the claim
@@ -211,8 +211,8 @@ class Channel(FrugalChannel):
         try:
             is_settled = self.intake.intercept(lease, self)
             message = None if is_settled else self.qos.receive(lease)
-        except (RedisError, OSError, MemoryError):
-            # kombu closes the channel after such an error, which requeues the backlog.
+        except BaseException:  # also the end of a greenlet, and what a signal handler raises
+            # The close of the channel requeues the backlog, and what it does not have would stay.
             self.fetch.backlog.ready.appendleft(lease)
             raise
         if message is None or self.intake.park(message):
