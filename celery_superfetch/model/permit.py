@@ -18,8 +18,8 @@ clock = time.monotonic
 if hasattr(time, "clock_gettime"):  # macOS has no BOOTTIME; its MONOTONIC goes on
     clock = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
-#: Heartbeat intervals for which an answered heartbeat permits starts. A peer declares no owner dead
-#: before two intervals without a heartbeat.
+#: Heartbeat intervals for which an answered heartbeat permits starts. While a process of an owner
+#: runs, peers declare the owner dead after two intervals without a heartbeat at the earliest.
 HEARTBEATS = 1.5
 
 

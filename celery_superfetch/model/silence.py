@@ -39,8 +39,8 @@ class Silence:
         if before is None or now - before > self.longest_gap:
             self._still = {}
         else:
-            # Silent since the look before, if it had this score then: else it has been heard in
-            # between, or the server's clock was set back.
+            # Stale since the look before, if it had this score then. If not, it has sent a
+            # heartbeat in between, or the server's clock was set back.
             self._still = {
                 owner: self._since(owner, score, before, now) for owner, score in quiet.items()
             }
