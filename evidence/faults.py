@@ -1,5 +1,6 @@
 """`python -m evidence faults`: one process with its jobs in flight, in scenes, each fault at each
-point of its connections; random walks with several faults; then each mechanism taken out once.
+point of its connections; random walks with several faults; then each mechanism taken out once, in
+the scenes that show what it is for.
 
 The server and the scripts are real. `tests/model/faults.py` has the scenes and the invariants.
 """
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the number of the first walk")
     parser.add_argument("--minutes", help="it takes as long as it takes")
     parser.add_argument("--no-mutants", action="store_true", help="only what must not fail")
+    parser.add_argument("--all-scenes", action="store_true", help="all of them for each mutant")
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)  # each fault is logged by the package
     with Server() as server:
@@ -27,5 +29,6 @@ def main(argv: list[str]) -> int:
             walks=options.walks,
             seed=options.seed,
             mutants=not options.no_mutants,
+            all_scenes=options.all_scenes,
         )
     return 0 if good else 1

@@ -88,7 +88,7 @@ BY_LINE = {
         for name in ("lease", "lost_claims", "in_flight", "pending")
     },
     f"{PACKAGE}/store/redis/pipeline.py": [
-        [f"{STORE}/test_pipeline.py", f"{STORE}/test_connections.py"],
+        ["tests/unit/store", f"{STORE}/test_pipeline.py", f"{STORE}/test_connections.py"],
         [f"{SCENES}[claim, start, finish]"],
         ["tests/integration/owner"],
     ],

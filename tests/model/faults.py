@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import redis
 
-from model.fault_world import World
+from model.fault_world import Broken, World
 from support.fault_mutants import MUTANTS, Mutant
 from support.servers.faulty import POINTS, RAISED, Fault, Faults
 
@@ -108,7 +108,7 @@ class Outcome:
     @property
     def is_caught(self) -> bool:
         """Whether a mutant was caught. If no scene can be played with it, not even without a fault,
-        no fault was tried: the mutant is broken, and its failures show nothing."""
+        nothing was tried: the mutant is broken, and its failures show nothing."""
         return bool(self.runs and self.failures)
 
     def __iadd__(self, other: Outcome) -> Outcome:
@@ -196,26 +196,35 @@ def _judge(
 
 
 def failures_of(
-    client: redis.Redis, faults: Faults, mutant: Mutant, *, all_of_them: bool
+    client: redis.Redis,
+    faults: Faults,
+    mutant: Mutant,
+    titles: Iterable[str],
+    *,
+    until_caught: bool,
 ) -> Outcome:
-    """Play the scenes without one mechanism, until it is caught; or all scenes."""
+    """Play some scenes without one mechanism; with ``until_caught`` no further than needed."""
     outcome = Outcome()
     with mutant.in_force():
-        for title in [*mutant.scenes, *(title for title in SCENES if title not in mutant.scenes)]:
+        for title in titles:
             try:
-                outcome += scene(client, faults, title, most_failures=10**9 if all_of_them else 1)
+                outcome += scene(client, faults, title, most_failures=1 if until_caught else 10**9)
             except Exception as exc:
                 what = f"{title!r}, without a fault: {type(exc).__name__}: {exc}"
                 outcome.failures.append(what)
-            if outcome.is_caught and not all_of_them:
+                # One that breaks no invariant says that the mutant is broken, and not what it does.
+                outcome.runs += isinstance(exc, Broken)
+            if outcome.is_caught and until_caught:
                 break
     return outcome
 
 
-def report(client: redis.Redis, *, walks: int, seed: int, mutants: bool) -> bool:
-    """Play all scenes, so many walks and, with ``mutants``, all scenes without each mechanism;
-    print what came of it. Return whether nothing failed that must not, and each mutant was caught.
-    """
+def report(
+    client: redis.Redis, *, walks: int, seed: int, mutants: bool, all_scenes: bool = False
+) -> bool:
+    """Play all scenes, so many walks and, with ``mutants``, the scenes of each mutant with it, or
+    all scenes; print what came of it. Return whether nothing failed that must not, and each mutant
+    was caught."""
     faults = Faults(client)
     for mutant in MUTANTS:
         mutant.changed  # noqa: B018 - the tree may be changed while the scenes are played
@@ -232,20 +241,23 @@ def report(client: redis.Redis, *, walks: int, seed: int, mutants: bool) -> bool
     print(*(f"{count:6} {fault.value}" for fault, count in total.hits.most_common()), sep="\n")
     print(*(f"{count:6} {state}" for state, count in total.states.most_common()), sep="\n")
     print(*total.failures, sep="\n")
-    caught = report_mutants(client, faults, MUTANTS if mutants else [])
+    caught = report_mutants(client, faults, MUTANTS if mutants else [], all_scenes=all_scenes)
     return caught and not total.failures
 
 
-def report_mutants(client: redis.Redis, faults: Faults, mutants: Iterable[Mutant]) -> bool:
-    """Play all scenes with each mutant and print what came of it; return whether each was
-    caught."""
+def report_mutants(
+    client: redis.Redis, faults: Faults, mutants: Iterable[Mutant], *, all_scenes: bool
+) -> bool:
+    """Play the scenes of each mutant with it, or all scenes, and print what came of it; return
+    whether each was caught."""
     good = True
     for mutant in mutants:
-        outcome = failures_of(client, faults, mutant, all_of_them=True)
+        titles = SCENES if all_scenes else mutant.scenes
+        outcome = failures_of(client, faults, mutant, titles, until_caught=False)
         if outcome.runs:
             print(f"without it fail {len(outcome.failures)} of {outcome.runs}: {mutant.what}")
         else:
-            print(f"without it no scene can be played, no fault was tried: {mutant.what}")
+            print(f"without it no scene can be played, nothing was tried: {mutant.what}")
         sys.stdout.flush()
         good &= outcome.is_caught
     return good

@@ -32,7 +32,7 @@ class Mutant:
     method: str
     old: str
     new: str
-    #: Scenes that find it, which are played before the others.
+    #: Scenes that find it.
     scenes: tuple[str, ...] = ()
 
     @contextmanager
@@ -188,7 +188,7 @@ MUTANTS = [
     Mutant(
         "scripts that the server has forgotten are not sent again",
         Pipeline, "_run_unknown_again", "if unknown:", "if False:",
-        ("claim, start, finish",),
+        ("jobs with counters",),
     ),
     Mutant(
         "requeues do not renew the x-expires of their queue",
