@@ -7,8 +7,8 @@ of the worker's event loop. Producers call ``basic_publish``, consumers ``basic_
 
 A claimed job is in the private list of its owner (this process) in Redis until it is acked. If the
 process dies, a reaper finds the owner dead and recovers these jobs. A message whose publish was
-under way is on its queue or was not sent; so is a step, with its note in the claim. A message of
-``basic_get(no_ack=True)`` is lost, as with stock kombu.
+under way is on its queue or was not sent. If it is a step (see ``_put``), its note in the claim was
+written with it or not at all. A message of ``basic_get(no_ack=True)`` is lost, as with stock kombu.
 
 Foreign names:
 
@@ -121,12 +121,14 @@ class Channel(FrugalChannel):
         return places
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Return kombu's parameters for connections that follow the primary through failovers, have
+        a timeout, and bear the package's name on the server."""
         params: dict[str, Any] = super()._connparams(asynchronous)
         return ours(leading_home(params, self._slot(params)))
 
     def _slot(self, params: Params) -> Slot | None:
         """Return the slot of the key prefix; None if it has no hash tag."""
-        if "path" in params:
+        if "path" in params:  # a Unix socket: no cluster
             return None
         seeds = [(params["host"], params["port"])]
         seeds += map(address_of, self.connection.client.alt or ())
@@ -379,7 +381,7 @@ class Channel(FrugalChannel):
             return
         fetch = self._fetch
         if fetch is not None and not self.closed:
-            fetch.cancel()
+            fetch.cancel()  # all lists
         super().close()
         if fetch is not None:
             fetch.upkeep.leave()

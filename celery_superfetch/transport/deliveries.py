@@ -3,8 +3,9 @@ channel may have.
 
 kombu calls ``QoS``, once for each message that is acked or rejected, and when the channel closes;
 the worker calls ``Delivery``: a request that ends acks it, and a job that cannot run leaves by
-``end_by``. If the process dies, each job that was not acked on the server is in the owner's private
-list, and runs again.
+``end_by``. They do so in the thread of the consumer's loop, and in a pool's threads and greenlets
+for the jobs that end there. If the process dies, each job that was not acked on the server is in
+the owner's private list, and runs again.
 
 Foreign names:
 
@@ -61,13 +62,16 @@ class Delivery:
         return self.channel.qos.delivery(self.job.claim_id) is not None
 
     def ack(self) -> None:
-        """Ack the job: with the loop's next tick where there is one, else at once; also at once in
-        the callback of the last job, since no claim follows soon. If the process dies before the
-        ack is sent, the job runs again."""
+        """Ack the job. If the process dies before the ack is sent, the job runs again.
+
+        The ack waits for the loop's next tick, which sends it with others. It is sent at once where
+        no tick comes by itself (``Poller.comes_back``, or the channel fetches no more), and in the
+        callback of the last job that was ready: no claim follows soon that would bring it along.
+        """
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
         owner.leases.ack(self.lease)
-        # A channel that fetches no more has no later tick, which would read the reply.
+        # Of a channel that fetches no more, no later tick would read the reply.
         waits_for_reply = channel.closed or not channel.consumes
         if waits_for_reply or not fetch.poller.comes_back or fetch.delivers_the_last:
             try:
@@ -110,7 +114,7 @@ class Delivery:
         return dead
 
     def drop(self) -> None:
-        """Forget the job, which has left by another way than an ack."""
+        """Forget the job, which leaves by another way than an ack; let the loop claim another."""
         if self.is_open:
             self.channel.qos.drop(self.job)
             self.channel.fetch.poller.wake()
@@ -136,7 +140,7 @@ def _decode(lease: Lease) -> dict[str, Any]:
     """Return the payload of a job as kombu's dict, with what is known of earlier deliveries."""
     message: dict[str, Any] = json.loads(lease.job.payload)
     info = message["properties"]["delivery_info"]
-    info["redelivered"] = bool(info.get("redelivered"))  # stock marked it before we had it
+    info["redelivered"] = bool(info.get("redelivered"))  # as stock kombu marks it
     headers = message["headers"] = message.get("headers") or {}
     headers.pop(DELIVERY, None)  # a producer cannot forge what the transport says
     if lease.counters is not None:
@@ -169,7 +173,8 @@ class QoS:
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
     def in_use(self) -> int:
-        """Return how many jobs count against the prefetch."""
+        """Return how many jobs count against the prefetch: those that the consumer has (``_held``),
+        and those that wait in the backlog for their delivery."""
         fetch = self.channel._fetch
         return self._held() + (0 if fetch is None else len(fetch.backlog))
 
@@ -180,8 +185,8 @@ class QoS:
         return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
     def can_consume(self) -> bool:
-        """Return whether kombu may read a message of its own, too. Celery's worker puts a function
-        of its own in the place of this one (``worker_disable_prefetch``)."""
+        """Return whether kombu may read a message by BRPOP, from a queue without acks. Celery's
+        worker puts a function of its own in the place of this one (``worker_disable_prefetch``)."""
         return not self.prefetch_count or self.in_use() < self.prefetch_count
 
     def credit(self) -> Credit:

@@ -42,8 +42,8 @@ class FrugalChannel(redis.Channel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._is_made = True
-        # kombu has pinged the server with a client on the shared pool, and keeps it as the one for
-        # BRPOP. That one is made when it is needed.
+        # kombu has pinged the server with a client on the shared pool, and keeps it as its client
+        # for BRPOP. It is forgotten: BRPOP gets a connection of its own, when it needs one.
         self.__dict__.pop("client", None)
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
@@ -84,9 +84,9 @@ class FrugalChannel(redis.Channel):
 
     @lazy_property
     def client(self) -> Any:
-        """kombu's client for BRPOP. kombu's constructor pings the server with it: that client uses
-        the shared pool. Otherwise each producer would open a connection that it never uses
-        again."""
+        """kombu's client for BRPOP, with a connection of its own. In kombu's constructor, which
+        pings the server with it, it uses the shared pool: otherwise each producer would open a
+        connection that it never uses again."""
         return self._create_client(asynchronous=self._is_made)
 
     def _close_idle_client(self) -> None:

@@ -30,12 +30,12 @@ class Intake:
     delivered, and the consumer's errors are raised.
     """
 
-    #: Called with (lease, channel) before a claimed job is decoded. A worker's moves a job that
-    #: has used up its strikes or stops to the dead set, or to probation.
+    #: Called with (lease, channel) before a claimed job is decoded. A worker's callback moves a job
+    #: that has used up its strikes or stops to the dead set, or to probation.
     intercept: Callable[[Lease, Any], bool] = _never
-    #: Called with (message) before a decoded message is delivered. A worker's parks a job whose ETA
-    #: is later: it then waits in Redis, in no private list.
+    #: Called with (message) before a decoded message is delivered. A worker's callback parks a job
+    #: whose ETA is later: it then waits in Redis, in no private list.
     park: Callable[[Any], bool] = _never
-    #: Called with (message, error) if the consumer raised an error. A worker's dead-letters the job
-    #: if its message is unreadable.
+    #: Called with (message, error) if the consumer raised an error. A worker's callback
+    #: dead-letters the job if its message is unreadable.
     refuse: Callable[[Any, Exception], bool] = _never

@@ -126,13 +126,13 @@ class Poller(MultiChannelPoller):
 
     def ring(self) -> None:
         """Let the loop come back at once; in another thread call ``wake``."""
-        doorbell = self._hung()
+        doorbell = self._doorbell_ends()
         if not self._rung:
             self._rung = True
             os.write(doorbell[1], b"!")
 
-    def _hung(self) -> tuple[int, int]:
-        """Return the doorbell, its two ends, and make it at the first call."""
+    def _doorbell_ends(self) -> tuple[int, int]:
+        """Return the two ends of the doorbell's pipe, and make it at the first call."""
         if self._doorbell is None:
             self._doorbell = os.pipe()
             os.set_blocking(self._doorbell[0], False)
@@ -140,10 +140,15 @@ class Poller(MultiChannelPoller):
         return self._doorbell
 
     def wake(self, *, end_round: bool = False) -> None:
-        """Let the loop come back at once, if this is another thread, or greenlet, than the loop's:
-        an ack there may free the prefetch, and nothing else ends the loop's sleep over a full one
-        (seconds, under gevent always, with threads before Celery 5.7). ``end_round`` lets
-        ``drain_events`` return, as for a message."""
+        """Let the loop come back at once, if this is another thread, or greenlet, than the loop's.
+
+        Such a thread calls it when a job has left: that may make room in a prefetch that was full.
+        While it is full, no job's arrival ends the loop's sleep, and so the worker would be idle
+        for seconds (under gevent always, with threads before Celery 5.7).
+
+        Arguments:
+            end_round: let ``drain_events`` return, as for a message.
+        """
         if threading.get_ident() != self._loop:
             with self._door:
                 if self._doorbell is not None:
@@ -155,7 +160,7 @@ class Poller(MultiChannelPoller):
         # All of it, since two threads may have rung at once; and first, so that a thread that rings
         # during the deliveries is heard by the next round.
         with contextlib.suppress(BlockingIOError):
-            os.read(self._hung()[0], 16)
+            os.read(self._doorbell_ends()[0], 16)
         self._rung = False
         end_round, self._end_round = self._end_round, False
         delivered = self._deliver()
@@ -214,7 +219,7 @@ class Poller(MultiChannelPoller):
         if fileno in self._watched:
             # Truthy ends the round, and drain_events returns.
             return self.on_readable(fileno) or None
-        # What was read before it in this round may have closed it.
+        # A socket that was read earlier in this round may have closed this one.
         return super().handle_event(fileno, event) if fileno in self._fd_to_chan else None
 
     def get(self, callback: Any, timeout: float | None = None) -> Any:
@@ -226,10 +231,10 @@ class Poller(MultiChannelPoller):
         return super().get(callback, wait)
 
     def _deliver_here(self, callback: Any) -> bool:
-        """Deliver one job, or what another socket has brought; return whether something was. The
-        other sockets come first every so often, and always in Celery's worker, since remote control
-        is the most urgent."""
-        self._hung()  # so that a thread that acks the job can wake the loop
+        """Deliver one job, or what another socket has brought; return whether something was. In
+        Celery's worker the other sockets are read first, since remote control is the most urgent;
+        elsewhere they are so once in ``DELIVERING`` seconds."""
+        self._doorbell_ends()  # makes it, so that a thread that acks the job can wake the loop
         now = monotonic()
         if self.runner.endless or now >= self._polled_at + DELIVERING:
             self._polled_at = now

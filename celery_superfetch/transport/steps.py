@@ -1,6 +1,5 @@
-"""Publishes the steps of a job: each once, and a job's own retry, or its replacement, only when it
-is known whether the run ends with it. ``Channel._put`` calls this, in the process that runs the
-job.
+"""Publishes the steps of a job, each once, although the job may run twice. ``Channel._put`` calls
+this, in the process that runs the job, in the thread of its task.
 
 A *step* is a message that a job publishes because it ends: its retry, the task that replaces it, or
 the next link of its chain. The claim has a note of the steps that were published. ``step.lua``

@@ -39,7 +39,7 @@ KOMBU_OPTIONS = (
 )
 
 #: Seconds for which a producer's first call begins new tries to connect, if another server may take
-#: over. The four tries of each later call take as long (docs/guide/cluster.md).
+#: over. Each later call makes four tries, which take as long together (docs/guide/cluster.md).
 FIRST_CALL = 25.0
 
 #: Options that are kombu's: this package neither reads them nor warns of them.
@@ -90,7 +90,7 @@ class Transport(redis.Transport):
                     f"celery_superfetch: of broker_transport_options, {', '.join(sorted(names))} "
                     "means nothing with a Redis broker; is it another's, or misspelt?"
                 )
-        self.cycle = Poller()
+        self.cycle = Poller()  # kombu's name for a transport's poller
         _keep_transport(client)
         prefix = str(client.transport_options.get("global_keyprefix") or "")
         if self.may_fail_over or len(client.alt) > 1 or TAGGED.match(prefix):
@@ -136,6 +136,7 @@ class SentinelChannel(Channel, redis.SentinelChannel):
         return None  # Sentinels watch no cluster
 
     def here(self) -> Params:
+        """Return the parameters of connections to the primary that the Sentinels name."""
         self.pool  # noqa: B018 - making it calls ``_params_of``
         return self._managed
 
@@ -153,7 +154,7 @@ class SentinelTransport(Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         if not (client.transport_options or {}).get("master_name"):
-            self.config  # noqa: B018 - if the name is misspelt, this error says so
+            self.config  # noqa: B018 - if the option's name is misspelt, this raises and says so
             raise ConfigError(
                 "sentinel:// needs to know which primary is meant: set 'master_name' in "
                 "broker_transport_options to the name that the Sentinels monitor it by"

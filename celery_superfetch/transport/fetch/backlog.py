@@ -1,9 +1,9 @@
 """The jobs that one channel has claimed, or let land, and that its consumer has not seen yet.
 
-A job has *landed* when a blocking read has moved it to a list of its own on the server; it has no
-claim yet, and is known here by that list only. The fetch loop adds and removes; any thread may take
-jobs out to requeue them. If the process dies, the reaper finds all of them in the owner's private
-list and landing lists.
+A job has *landed* when a blocking read has moved it to a landing list of this owner on the server.
+It has no claim yet, and no lease: only its owner and queue list are noted here. The fetch loop adds
+and removes; any thread may take jobs out to requeue them. If the process dies, the reaper finds all
+of them in the owner's private list and landing lists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Backlog:
         return taken
 
     def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:
-        """Remove and return what has landed, as ``take``: owner -> the names of its queue lists."""
+        """Remove and return the entries of jobs that have landed, or of those from some queue
+        lists: owner -> a queue list for each job. Any thread may call this."""
         taken: dict[str, list[str]] = {}
         for owner, name in list(self.landed):
             if lists is None or name in lists:

@@ -5,8 +5,8 @@ The poller calls ``tick`` whenever kombu's loop comes by, and ``deliver`` for ea
 channel calls the rest (``basic_get``, a cancelled consumer, its close); the QoS and the worker's
 stop call ``requeue_unseen`` from any thread. Three words:
 
-- A job has *landed* when a blocking read has moved it to a list of its own on the server, from a
-  queue that was empty. It has no claim yet; the next claim names it.
+- A job has *landed* when a blocking read has moved it to a landing list of this owner on the
+  server, from a queue that was empty. It has no claim yet; the next claim names it.
 - The *queues are empty* when the last claim got fewer jobs than it asked for. Nothing is claimed
   then until a blocking read, or key tracking, reports a job.
 - The owner is *in doubt* once a reply was lost: its private list may have claims that this process
@@ -147,9 +147,12 @@ class FetchLoop:
         return Action.BLOCK if self._should_block() else Action.WAIT
 
     def _should_claim(self) -> bool:
-        """Return whether it is time to claim: where this thread may run jobs, once it has none;
-        elsewhere, so that no slot is idle while jobs wait in the queues, once there is room for as
-        many jobs as wait here."""
+        """Return whether it is time to claim.
+
+        Where this thread may run jobs, it is when no job waits here. Elsewhere it is when the room
+        is at least as large as the number of jobs that wait here, in the backlog or for a slot: so
+        claims are few and large, and jobs still wait here for the slots that get free.
+        """
         waiting = len(self.backlog)
         limit = self.owner.config.claim_limit
         if waiting >= limit or (waiting and self.poller.inline) or self._queues_are_empty:
@@ -170,8 +173,8 @@ class FetchLoop:
 
     @property
     def _next_start_sends(self) -> bool:
-        """Whether the record of the next job's start, in this thread, takes along what is
-        pending."""
+        """Whether this thread starts a job next, in a solo pool. What is pending goes with its
+        start record, so that no send is made before."""
         return self.runner.inline and bool(self.backlog.ready)
 
     @property
@@ -249,7 +252,7 @@ class FetchLoop:
         comes first."""
         self.upkeep.register({**self._lists().expires, **lists})
         self.upkeep.repair()
-        self.probation.act([*lists], True)
+        self.probation.act([*lists], queues_are_empty=True)
         excluded = self.probation.excludes_others
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(name in lists for _, name in self.backlog.landed):
@@ -283,7 +286,8 @@ class FetchLoop:
         if armed := self.reads.armed:
             credit = self._credit()
             # If a callback runs the job in this thread, a job that lands meanwhile waits for its
-            # end; and a solo pool could not even requeue it.
+            # end; and a solo pool could not even requeue it, so that no read may be left. Elsewhere
+            # as many are left as there is room for jobs.
             if self.poller.inline or not (credit.room or credit.is_unlimited):
                 left_waiting = 0 if self.runner.inline else credit.room
                 self.reads.call_off(armed[left_waiting:])
@@ -320,7 +324,8 @@ class FetchLoop:
             self.reads.queues_are_empty = False
 
     def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
-        """Requeue jobs with the next tick, and let that come soon. Any thread may."""
+        """Requeue jobs, and let the next tick come soon: it claims others in their room. If the
+        server cannot be asked now, the next send has the requeues. Any thread may call this."""
         self.owner.leases.requeue(leases, where)
         self.poller.wake()
 
@@ -331,16 +336,18 @@ class FetchLoop:
         self.requeue_unseen()
 
     def requeue_unseen(self, lists: Collection[str] | None = None) -> int:
-        """Requeue what has landed, and then what was claimed before; return how many of these. Any
-        thread may."""
+        """Requeue the jobs that the consumer has not seen, all or those of some lists: first those
+        that have landed, then those that were claimed, which are older. Return the number of the
+        claimed ones. Any thread may call this."""
         for owner_name, names in self.backlog.lift(lists).items():
             self.owner.unland(owner_name, names)
-        if claimed := self.backlog.take(lists):  # else a closing channel asks for each queue
+        if claimed := self.backlog.take(lists):  # mostly none: it is called for each closed queue
             self.requeue(claimed)
         return len(claimed)
 
     def cancel(self, lists: Collection[str] | None = None) -> None:
-        """Requeue what came from some lists, or from any, since it has no consumer; never raise."""
+        """End the reads on some lists (None: on all), and requeue the jobs from there that were not
+        delivered: they have no consumer any more. An error of the server is not raised."""
         reads = [r for r in self.reads.armed if lists is None or r.queue_list in lists]
         try:
             self.reads.call_off(reads)

@@ -88,8 +88,8 @@ class Probation:
         if self.owner.suspects.solo is not None:
             if self._quiesces and self._is_time:
                 self._delay_next_try()
-                # The quiesce lasts until the solo run ends: from that the server computes for how
-                # long no owner quiesces after it.
+                # The quiesce counts as long as the solo run lasts: the server is told that it has
+                # lasted until now. From its length it computes for how long no owner quiesces next.
                 self._ask([])
             return
         waiting = self._waiting(lists)
@@ -101,7 +101,7 @@ class Probation:
                 self._wake_loop()
             return
         is_busy = bool(self.owner.busy or self.backlog)
-        # If the queues are not empty, a worker that is idle between two jobs counts as busy.
+        # While the queues have jobs, a worker that runs none at this moment counts as busy, too.
         if (is_busy or not queues_are_empty) and self._is_time:
             self._delay_next_try()
             if self._quiesce_for(waiting):
@@ -135,8 +135,9 @@ class Probation:
             lease = self.owner.suspects.claim_alone(self.owner.name, name, _solo_window)
             if lease is not None:
                 self._others_first = True
-                # If jobs that wait for a slot stayed until the gate refuses each, it would requeue
-                # the newest last, to the front of its queue: old jobs would be overtaken.
+                # All at once, so that they keep their order. If they stayed, the gate would refuse
+                # and requeue one after the other, each to the front of its queue: the newest would
+                # be first there.
                 self._requeue_waiting()
                 self.backlog.ready.append(lease)
                 logger.warning(

@@ -1,8 +1,8 @@
 """The queue lists of a channel, and the order in which its next claim looks at them.
 
 kombu keeps a queue as several lists, one for each priority. The channel calls ``serve`` when what
-is consumed has changed, the fetch loop reads the order for each claim. Only this process knows the
-order; after its death other workers have theirs.
+is consumed has changed, the fetch loop reads the order for each claim, both in the thread of the
+consumer's loop. Only this process knows the order; after its death other workers have theirs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class QueueLists:
         self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
 
     def queue(self, queue_list: str) -> str:
-        """Return the queue of a queue list."""
-        return self._queue_of.get(queue_list, queue_list)  # one that is not served is a queue
+        """Return the queue of a queue list. A list that is not consumed here counts as a queue of
+        the same name."""
+        return self._queue_of.get(queue_list, queue_list)
 
     @property
     def fairness_width(self) -> int:
-        """From how many neighbours in the order of claiming a claim takes one job each, before it
-        takes a second from one of them: all queues, by kombu's default (``round_robin``); 1 where
-        the order is one of urgency."""
+        """The number of neighbours in ``order`` from which a claim takes jobs in rotation, one of
+        each. By kombu's default (``round_robin``) these are all queues; it is 1 for strategies that
+        put the queues in an order of urgency: each list is emptied before the next."""
         return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
 
     def order(self) -> list[str]:
@@ -56,5 +57,5 @@ class QueueLists:
                 yield self._of_queue[queue][step]
 
     def served(self, queue_list: str) -> None:
-        """Let the next claim begin with another queue."""
+        """Note that a claim took a job of a list: the next claim begins with another queue."""
         self._cycle.rotate(self._queue_of[queue_list])

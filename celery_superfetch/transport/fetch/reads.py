@@ -161,8 +161,9 @@ class BlockingReads:
         """Wait on all queue lists of the channel.
 
         Arguments:
-            by_one: block on one of them, since each job ends all reads: each further read would
-                cost two commands a job, to end it and to begin it again.
+            by_one: block on one of them only, and learn of jobs in the others (``_learn_of``).
+                Where the consumer runs one job at a time, each job ends all reads: a second read
+                would cost two more commands a job, to end it and to begin it again.
         """
         if monotonic() < self._refused.get(BlockingRead, 0.0):
             return
@@ -187,7 +188,8 @@ class BlockingReads:
         wanted = place.share(in_use, count)
         are_few = place.are_few(len(in_use), len(wanted))
         if are_few:
-            # What a job came to last is the likeliest; lists without news are shared.
+            # The next job most likely comes to the list to which the latest one came. Lists to
+            # which none came stay in this order: this worker's share first.
             order = dict.fromkeys(wanted + in_use + names)
             wanted = nlargest(count, order, lambda name: self._news.get(name, 0.0))
         self._block_on(wanted, count)
@@ -257,10 +259,11 @@ class BlockingReads:
     def call_off(self, reads: Sequence[BlockingRead]) -> None:
         """End some reads; ``on_landed`` is called for the jobs that had landed already.
 
-        Where the server does not end them (a service forbids UNBLOCK, or each of its proxies has
-        ids of its own), it is not asked again for each job. The loop then requeues a job that
-        lands; but where this thread may run a job meanwhile, the reads are closed: a job would land
-        and wait for that one's end, while another worker is idle."""
+        If the server does not end them (a service forbids UNBLOCK, or each of its proxies has ids
+        of its own), it is not asked again for ``NOT_UNBLOCKED`` seconds, and the reads go on: the
+        loop requeues a job that lands without room for it. But if this thread may run a job
+        meanwhile, no loop would see such a job until that run ends, while another worker is idle:
+        then the reads are closed."""
         if not reads:
             return
         if monotonic() >= self._unblocks_from:
@@ -274,8 +277,9 @@ class BlockingReads:
             self._abandon(reads)
 
     def _abandon(self, reads: Collection[BlockingRead]) -> None:
-        """Close reads and requeue what has landed by them; what lands until the server has noticed
-        is requeued with the deferred calls, in a worker by another thread while a job runs."""
+        """Close reads and requeue what has landed by them. Until the server notices that they are
+        closed, a further job may land: a deferred call requeues it. A worker's maintenance thread
+        makes that call, also while this thread runs a job."""
         waited_on = [(read.owner_name, read.queue_list) for read in reads]
         for read in list(reads):
             self._remove(read)

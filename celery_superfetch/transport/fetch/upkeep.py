@@ -30,6 +30,7 @@ class Upkeep:
     def register(self, expires: Mapping[str, int]) -> None:
         """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
         self.owner.check_process()
+        # By identity: ``QueueLists`` makes another mapping at each change, and a tick is cheap.
         if expires is not self._registered or not self.owner.name:
             self.owner.join(id(self), expires)
             self._registered = expires
