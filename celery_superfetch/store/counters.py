@@ -1,7 +1,8 @@
 """Strike counters: reads the history of jobs, and carries out decisions to recover or dead-letter.
 
 A job's history is a hash in Redis: how often the job was recovered after it had lost its run, and
-how many of these losses were strikes (may have been its own fault). The file decides nothing. An
+how many of these losses were strikes (may have been its own fault). (The counters of `status` and
+metrics are in ``history.py``.) The file decides nothing. An
 *owner* is a process that claims jobs, into its private list in Redis. A *reaper* finds owners that
 are dead.
 

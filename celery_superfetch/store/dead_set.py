@@ -175,9 +175,9 @@ class DeadSet(Structure):
         return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
 
     def awaits(self, job: DeadJob, notice: str) -> bool:
-        """Return whether the caller of a job still has to be told, by the notice with this Celery
-        id. Any producer can send a forged notice: it must neither announce the job nor announce it
-        a second time. A record without the id of its notice accepts each notice, once."""
+        """Return whether the caller of a job still has to be told, and by the notice with this
+        Celery id. Any producer can send a forged notice: it has another id, and is refused. If the
+        job's record has no id of a notice, each notice is accepted, until one was announced."""
         if job.notice and job.notice != notice:
             return False
         return bool(self.client.sismember(self.keys.unannounced, job.id))
@@ -256,6 +256,7 @@ class DeadSet(Structure):
         names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list), keys.stats_rows]
         dead = replace(DeadJob.of(recovery), notice=(notice and parse(notice).task_id) or "")
         record = dead.dump(cap.most_whole_bytes)
+        # As the history on the server has it: without this recovery, unless that is counted there.
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
         is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK

@@ -1,5 +1,6 @@
 """Statistics for `status` and metrics: event counters, the latest deaths of owners, the summary of
-the last reaper's pass, the last tick of each app's beat.
+the last reaper's pass, the last tick of each app's beat. (What is remembered of one job, its
+*history*, is in ``counters.py``.)
 
 An *owner* is a process that claims jobs, a *reaper* finds dead owners and recovers their jobs.
 Reapers write deaths (``died``) and summaries (``passed``), in a worker's maintenance thread, in the
@@ -8,8 +9,8 @@ task that beat sends, or in a command. An owner counts jobs that it lost (``lost
 Most counters are written by the Lua scripts that move jobs. The console reads all of it through
 ``inspector.py``.
 
-No job depends on it: if the process dies before or within a write, a count or a row is missing. A
-key that got no expiry then gets one at the next write.
+No job depends on it: if the process dies before or within a write, a count or a row is missing. If
+it dies after it has made a key and before it has set the key's expiry, the next write sets it.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class History(Structure):
         self._lost("ownership_lost", [job])
 
     def lost_by_server(self, jobs: Sequence[Job]) -> None:
-        """Count jobs that are gone from the server before they had run. The script notes the time
-        of the first and of the last loss of this event (``Losses``)."""
+        """Count jobs that are gone from the server, and whose owner had not acked them: they have
+        not run, or their run ended without an ack. The script stores when the first and when the
+        last of them was found (``Losses``)."""
         self._lost("lost", jobs)
 
     def _lost(self, event: str, jobs: Sequence[Job]) -> None:

@@ -37,10 +37,10 @@ RUNNING, RESERVED, PARKED, PROBATION = STATES = ("running", "reserved", "parked"
 
 
 class Place(NamedTuple):
-    """A key with jobs. With an owner alone it is the owner's private list, whose jobs are running
-    or reserved, and ``state`` is RESERVED. With an owner and a queue list it is a landing list.
-    With a queue list alone it has the parked jobs or the suspects of that list, as ``state``
-    says."""
+    """A key with jobs. (``Place`` of ``model/place.py`` is an owner's rank.) With an owner alone it
+    is the owner's private list, whose jobs are running or reserved, and ``state`` is RESERVED. With
+    an owner and a queue list it is a landing list. With a queue list alone it has the parked jobs
+    or the suspects of that list, as ``state`` says."""
 
     state: str
     owner: str = ""

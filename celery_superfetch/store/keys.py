@@ -26,7 +26,8 @@ class Keys:
         own = f"{prefix}superfetch:"
         self._own = own
         self.owners = f"{own}owners"  # ZSET owner -> last heartbeat (server ms)
-        # ZSET of a group, ``:a:`` (``:w:`` while it waits for jobs) and an owner -> 0
+        # ZSET of the owners of each group (those that serve the same lists) -> 0. A member is the
+        # group, ``:a:`` and the owner; while the owner waits for jobs, also one with ``:w:``.
         self.ranks = f"{own}ranks"
         # ZSET owner -> until when passes drain its lists again (server ms): the index of tombstones
         self.reaped = f"{own}reaped"
@@ -91,7 +92,8 @@ class Keys:
         return f"{self._own}host:{host}"  # SET of the owners that this host registered
 
     def recoveries(self, digest: str) -> str:
-        """HASH, the history of a recovered job; deleted by its ack, or after the strike window."""
+        """HASH, the history of a job that was recovered or requeued: how often, and with how many
+        strikes and stops; deleted by its ack, or after the strike window."""
         return f"{self._own}recoveries:{digest}"
 
     def dead_of(self, app_name: str) -> str:

@@ -5,8 +5,8 @@ or it is a failure notification that is to be tried later.
 The owner (the process that has claimed such a job into its private list) parks it: ``park`` or
 ``postpone`` makes the call, and the owner's leases send it. Each worker's release thread calls
 ``release`` when a job is due, once a second at most; beat's process calls it each time it is about
-to send the reap task. If a worker gets the revoke of a parked job, its maintenance thread calls
-``call``. `superfetch drain` calls ``release_all``, and the console reads.
+to send the reap task. If a worker gets the revoke of a parked job, its maintenance thread makes the
+job due by the method ``call``. `superfetch drain` calls ``release_all``, and the console reads.
 
 Each move is one script: if the process dies, a job is either in its private list or parked, and
 either parked or on its queue. What is still due is released by any other worker, or by beat.
@@ -60,25 +60,25 @@ class Parked(Structure):
         """Return the call that parks claimed jobs, each until its time (server ms). All are of one
         owner and one queue list. Its reply lists the jobs that were not in the private list, as
         positions from 1."""
-        return self._call(jobs, is_retry=False)
+        return self._call(jobs, is_postponed=False)
 
     def postpone(self, jobs: Mapping[Job, int]) -> Call:
         """Return the call that parks claimed jobs which cannot run now, each for so many ms. It
         counts a requeue in the history of each. Otherwise it is as ``park``."""
-        return self._call(jobs, is_retry=True)
+        return self._call(jobs, is_postponed=True)
 
-    def _call(self, jobs: Mapping[Job, int], *, is_retry: bool) -> Call:
+    def _call(self, jobs: Mapping[Job, int], *, is_postponed: bool) -> Call:
         keys, (owner, queue_list, *_) = self.keys, next(iter(jobs))
         names = [keys.private(owner), keys.parked_of(queue_list), keys.parked, keys.recovered]
         names += [keys.stats, keys.stats_rows]
-        args: list[Any] = [queue_list, int(is_retry), int(self.config.strike_window)]
+        args: list[Any] = [queue_list, int(is_postponed), int(self.config.strike_window)]
         nonce = owner.rpartition("|")[2]  # an owner's name is host|pid|nonce
         for job, due in jobs.items():
             name = f"{nonce}-{claim_number(job.claim_id)}"
             task, id = parse(job.payload)[1:3]
-            task_name = self.database.counted_as(task) if is_retry else ""
+            task_name = self.database.counted_as(task) if is_postponed else ""
             args += [job.claim_id, due, f"{json.dumps(id)} {name}\n", task_name]
-            if is_retry:
+            if is_postponed:
                 names.append(keys.recoveries(digest(job.payload)))
         return Call("park", names, args)
 
@@ -107,8 +107,8 @@ class Parked(Structure):
         for _ in range(LOOKS):
             count, unfinished, now, due, examined = self.scripts.run("release", names, args)
             total += count
-            # If a script moved nothing and examined fewer lists than it may, nothing else can move
-            # now. If it examined as many as it may, they were empty, and more lists follow.
+            # A next script can move more if this one says that more is due, and has moved jobs or
+            # examined as many lists as it may. Otherwise what is due cannot move now.
             if not (unfinished and (count or examined == RELEASE_LISTS)):
                 break
             args[0] = ahead

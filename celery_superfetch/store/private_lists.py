@@ -94,7 +94,7 @@ class PrivateLists(Structure):
         owner: str,
         lists: Sequence[str],
         most: int,
-        turn: int,
+        fairness_width: int,
         landed: Collection[str] = (),
         starts: int = 0,
     ) -> Call:
@@ -103,8 +103,9 @@ class PrivateLists(Structure):
         Arguments:
             lists: the queue lists to claim from, in this order.
             most: the number of jobs to claim at most.
-            turn: number of neighbours in ``lists`` that are queues of equal rank: of these, one job
-                each is claimed in rotation. 0: claim only what has landed.
+            fairness_width: number of neighbours in ``lists`` from which jobs are claimed in
+                rotation, one of each, until these are empty; then it goes on with the next so many.
+                0: claim only what has landed.
             landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
             starts: so many jobs, the first ones, get no waiting note, since their consumer starts
                 them at once.
@@ -112,7 +113,7 @@ class PrivateLists(Structure):
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
         prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
-        args = [owner, most, CLAIM_BYTES, *prefixes, turn, starts, self._numbers(most)]
+        args = [owner, most, CLAIM_BYTES, *prefixes, fairness_width, starts, self._numbers(most)]
         numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
         return Call("claim", names, [*args, *(numbers[name] for name in landed)])
 
@@ -311,8 +312,8 @@ class PrivateLists(Structure):
         return self.keys.private(job.owner)
 
     def clear_starts(self, owner: str, claim_ids: Sequence[str]) -> Call:
-        """Return the call that gives jobs of one owner the waiting note again: they have not begun,
-        and do not count as running."""
+        """Return the call that clears the start records of jobs of one owner: it puts their waiting
+        notes back. They have not begun, and do not count as running."""
         return Call("wait", [self.keys.private(owner)], claim_ids)
 
 

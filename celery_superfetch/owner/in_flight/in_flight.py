@@ -60,7 +60,7 @@ class InFlight:
         owner: str,
         lists: Sequence[str],
         most: int,
-        turn: int,
+        fairness_width: int,
         landed: Collection[str] = (),
         starts: int = 0,
     ) -> Fetched:
@@ -71,7 +71,7 @@ class InFlight:
             # No job starts alongside the solo run of a suspect. After a lost reply this process may
             # have claimed a suspect without a lease.
             starts = 0 if pending.needs_reconcile or self.leases.solo else starts
-            call = pending.lists.claim(owner, lists, most, turn, landed, starts)
+            call = pending.lists.claim(owner, lists, most, fairness_width, landed, starts)
             claims = pending.lists.claims(call, lists, pending.flush(call))
             leases = []
             for number, (job, counters) in enumerate(claims.jobs):

@@ -1,5 +1,5 @@
--- Acks jobs that have a history: their claims end, and so do their histories and what is noted of their
--- steps. (A job without a history is acked by a plain HDEL.)
+-- Acks jobs that have a history: deletes their claims with both notes, and their histories. (A job without
+-- a history is acked by a plain HDEL.)
 -- KEYS: the owner's private list, then the history of each job
 -- ARGV: the claim id of each job
 -- Returns: how many of the jobs were there; of the others nothing changes, they have another owner

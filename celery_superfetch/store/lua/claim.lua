@@ -1,21 +1,24 @@
--- Claims jobs: names those that blocking reads let land, then takes others from the public queue lists,
--- all into the caller's private list; starts the first of them, where their runners wait for nothing else.
--- The others have a note there that they wait.
--- KEYS: owners, the flag that some job has counters, the caller's private list, then the public queue
---       lists in the order of claiming. Where jobs land is named here: there may be a hundred lists
--- ARGV: owner, most jobs, most bytes, prefix of counters, length of the prefix of all keys, prefix of
---       the landing lists, lists to take from in turn (0: only what landed is taken), number of jobs
---       to start, number of the first claim, then the numbers of the lists where jobs landed
+-- Claims jobs: moves them to the caller's private list, first those in its landing lists, where its
+-- blocking reads have put them, then others from the queue lists. The first of them are recorded as
+-- running, if the caller starts them at once; the others get a waiting note.
+-- KEYS: owners, the flag that some job has a history, the caller's private list, then the queue lists in
+--       the order of claiming. The names of the landing lists are made here from theirs: there may be a
+--       hundred
+-- ARGV: owner, most jobs, most bytes, prefix of histories, length of the prefix of all keys, prefix of
+--       the landing lists, fairness width (number of neighbouring lists from which jobs are taken in
+--       rotation; 0: only what landed is taken), number of jobs to record as running, number of the first
+--       claim, then the positions in the order of the lists whose landing lists have jobs
 -- Returns: nil when the owner is not registered; or {started, jobs, errors}: how many of the jobs, the
 --       first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
 --       claims' numbers, {number of a list that could not be read, text, ...}. A mark is 0 (has no
---       counters) or {recoveries, strikes, requeues, token, steps, stops, first claim}
--- Crash: the jobs are in the private list of a registered owner, and some recorded as running that
---       have not begun. A lost reply is found there by the caller, or by the reaper after its death.
+--       history) or {recoveries, strikes, requeues, token, steps, stops, first claim}
+-- Crash: the jobs are in the private list of a registered owner; some are recorded as running although
+--       they have not begun. If the reply is lost, the caller finds them there (`Owner.reconcile`), or the
+--       reaper does after its death.
 local owners, flag, private = KEYS[1], KEYS[2], KEYS[3]
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counters, cut, landing = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
-local turn, starts, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local width, starts, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
 if not redis.call('ZSCORE', owners, owner) then return false end
 local counted = redis.call('EXISTS', flag) == 1
 local function mark(payload)
@@ -33,7 +36,8 @@ local sources = {}  -- of each job
 local function take(at, source, payload)
   local id = string.format('%.0f:', number + #sources) .. name_of(at)
   fields[#fields + 1], fields[#fields + 2] = id, payload
-  -- One with a time of its own is going to wait (Celery's JSON; another is struck off later).
+  -- A job with an ETA does not start at once: neither it nor those behind it are recorded as running.
+  -- Celery's JSON is recognised; for any other the caller puts the waiting note back.
   if started < starts and string.find(payload, '"eta": "') then starts = started end
   if started < starts then
     started = started + 1
@@ -43,7 +47,7 @@ local function take(at, source, payload)
   local counts = mark(payload)
   sources[#sources + 1] = source
   jobs[#jobs + 1], jobs[#jobs + 2], jobs[#jobs + 3] = at, payload, counts
-  if counts ~= 0 and counts[5] then  -- what an earlier run has handed on
+  if counts ~= 0 and counts[5] then  -- the steps that earlier runs have published
     fields[#fields + 1], fields[#fields + 2] = 's' .. id, counts[5]
   end
   most, room = most - 1, room - #payload
@@ -77,9 +81,9 @@ local function take_all(at)
     count = 8
   end
 end
--- `turn` lists at a time, one job of each in turn, until they are dry; then the next lot.
-for first = 1, #KEYS - 3, math.max(turn, 1) do
-  local last = math.min(first + turn - 1, #KEYS - 3)
+-- `width` lists at a time, one job of each in rotation, until all are empty; then the next `width` lists.
+for first = 1, #KEYS - 3, math.max(width, 1) do
+  local last = math.min(first + width - 1, #KEYS - 3)
   if first == last then take_all(first) end
   local open = {}
   for at = first, first < last and last or 0 do open[#open + 1] = at end

@@ -1,6 +1,6 @@
--- Reads what is remembered of some jobs: a command for each would cost more than the answers.
--- KEYS: each job's counters
--- ARGV: the fields
+-- Reads the histories of some jobs: a command for each would cost more than the answers.
+-- KEYS: each job's history
+-- ARGV: the fields of a history
 -- Returns: for each job its fields, each of which may be missing
 -- Crash: nothing was changed.
 local rows = {}

@@ -1,18 +1,19 @@
--- Says that an owner lives and returns whom it should keep an eye on; or registers it, which counts
--- as a heartbeat.
--- KEYS: owners, the owner's facts, its host's owners, lists with probation, lists with parked jobs,
---       ranks, then, to register it, tombstones
+-- Stores a heartbeat of an owner, and returns what it has to know of other owners, of suspects and of
+-- parked jobs; or registers the owner, which counts as a heartbeat.
+-- KEYS: owners, the owner record, the owners of its host, index of queue lists with probation, index of
+--       queue lists with parked jobs, ranks, then, to register it, tombstones
 -- ARGV: owner, server ms of the caller's last heartbeat (0: none), most rows to return, the group of
---       owners that serve the same lists (empty: the place is not asked), 1 if it waits for jobs,
---       then field and value of each fact that changed, or to register it of each
+--       owners that serve the same lists (empty: the place is not asked for), 1 if it waits for jobs,
+--       then field and value of each part of the record that has changed; to register it, of each part
 -- Returns: {"ok", ms, {quiet owner, score, ...}, {owner of this host, ...}, {list with
 --       probation, ...}, when the next parked job is due (server ms; or nil), {rank in its group,
 --       owners in it, those of them that wait}}, where a quiet owner has not written since the
---       caller's last heartbeat; or {"reaped"}, and of who does not
---       register {"missing"} (its facts, its row or its host's has gone) or {"unknown"} (nothing is
---       known of it). Of more than a hundred lists with probation it names a hundred that the owner
---       has, other ones each time
--- Crash: nothing half done. Who has just registered claims nothing; it is judged like any owner.
+--       caller's last heartbeat; or {"reaped"}; or, unless it registers, {"missing"} (its record, its row
+--       or its name among the owners of its host is gone) or {"unknown"} (both record and row are gone).
+--       Of more than a hundred lists with probation it names a hundred that the owner serves, other ones
+--       each time
+-- Crash: all was written, or nothing. An owner that has registered and then dies has claimed nothing; it
+--       is declared dead like any other.
 local owners, facts, host, ranks, reaped = KEYS[1], KEYS[2], KEYS[3], KEYS[6], KEYS[7]
 local MOST_NAMED = 100  -- lists with probation
 local owner, since, most, group = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]

@@ -1,10 +1,10 @@
--- Counts what some owners have in flight.
--- KEYS: the facts of each owner
+-- Counts the jobs that some owners have in flight.
+-- KEYS: the record of each owner
 -- ARGV: claims and queue lists that are enough for one script, then for each owner the name of its
---       private list, and what stands before its queue lists in the names of the lists where jobs
---       land. Its lists are named by its facts: there may be thousands for each of a thousand owners
--- Returns: for each of the first owners, one at least, how many run, then for each queue list that it
---       has a job of its name, and how many; the caller asks again for the others
+--       private list, and the prefix of its landing lists. The queue lists come from its record: there may
+--       be thousands for each of a thousand owners
+-- Returns: for each of the first owners, one at least, how many jobs run, then for each queue list from
+--       which it has jobs the name, and how many; the caller asks again for the other owners
 -- Crash: nothing was changed.
 local rows, room = {}, tonumber(ARGV[1])
 for i = 1, #KEYS do

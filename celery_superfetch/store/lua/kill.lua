@@ -1,12 +1,12 @@
--- Moves one job from a private list to the dead set, whole, with what it has handed on, and puts the
--- notice of that in front of those that wait in its queue.
--- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many kills have
---       dropped, the cap it is under, the owner's facts, private list, the job's counters, its queue list,
+-- Moves one job from a private list to the dead set, with its steps note, and pushes its notice (the job
+-- that tells its caller) to the front of its queue.
+-- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many jobs kills
+--       have dropped, the cap it is under, the owner record, private list, the job's history, its queue list,
 --       rows of stats
 -- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
---       record (JSON), most jobs under that cap (0: the passes of another app keep it), most bytes of their
---       records (0: any number), most jobs to drop for this one, 1 where somebody is to be told, queue
---       list, the notice (empty: there is none), what stands in it for the id in the dead set, ms of the
+--       record (JSON), most jobs under that cap (0: the passes of another app enforce it), most bytes of
+--       their records (0: any number), most jobs to drop for this one, 1 if its caller is to be told, queue
+--       list, the notice (empty: there is none), the placeholder in it for the id in the dead set, ms of the
 --       queue's x-expires (0: none), name of its task (empty: it is not registered)
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
@@ -27,7 +27,7 @@ local going = surplus(cap, full and size - 1 or size, most_bytes, #record, batch
 capped(going)
 read_note('hash', 'HLEN', bytes)
 read_note('hash', 'HLEN', dropped)
--- A job is no less dead where its queue is none any more.
+-- Without a queue there is no notice, but the job is dead-lettered all the same.
 if not takes(queue) then notice = '' end
 local now = now()
 local payload, steps = unpack(redis.call('HMGET', private, claim, 's' .. claim))

@@ -1,10 +1,10 @@
--- Takes an owner that ends in order out of the registry.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, its private list, ranks, then the
---       lists where its jobs land
--- ARGV: owner, ms to keep a tombstone (0: its claims are all answered, none is needed)
--- Returns: number of jobs that it still has, or -1 when it was taken for dead; unless 0 nothing was
---       changed
--- Crash: the owner is out, or it stays registered and is reaped later.
+-- Unregisters an owner that ends in order, if it has no job.
+-- KEYS: owners, the owner record, the owners of its host, tombstones, its private list, ranks, then its
+--       landing lists
+-- ARGV: owner, ms to keep a tombstone (0: none; no call of the owner can bring it a job any more)
+-- Returns: 0: it was unregistered; the number of jobs that it still has, or -1 if it was reaped: nothing
+--       was changed
+-- Crash: the owner is unregistered, or it stays registered and is reaped later.
 local owners, facts, host, reaped, private, ranks = unpack(KEYS, 1, 6)
 local owner, keep = ARGV[1], tonumber(ARGV[2])
 local state, by_others = unpack(redis.call('HMGET', facts, 'state', 'reaped_at'))

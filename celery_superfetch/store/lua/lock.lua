@@ -1,4 +1,4 @@
--- Takes a lock if it is free. It expires, where nobody releases it before.
+-- Takes a lock if it is free. It expires unless it is released before.
 -- KEYS: the lock
 -- ARGV: ms that it holds
 -- Returns: 1 when this call took it, else 0

@@ -1,4 +1,4 @@
--- Counts jobs that their owner lost to another, or that the server lost.
+-- Counts jobs whose ownership was lost while their owner lives, or jobs that the server lost.
 -- KEYS: stats, rows of stats
 -- ARGV: event ("ownership_lost", or "lost": the latest losses are counted by themselves, too, with the times
 --       of the first and the last of them), ms without a loss after which that count begins anew, then for

@@ -1,7 +1,7 @@
--- Marks an owner reaped, if it has not been heard since the verdict was built.
--- KEYS: owners, the owner's facts, its host's owners, tombstones, stats, its private list, ranks
--- ARGV: owner, the score the verdict saw, ms the tombstone stays listed, reason
--- Returns: how many of its jobs ran, when this call marked it, else nil
+-- Marks an owner reaped, if it has sent no heartbeat since the verdict on it.
+-- KEYS: owners, the owner record, the owners of its host, tombstones, stats, its private list, ranks
+-- ARGV: owner, its last heartbeat that the verdict saw, ms the tombstone stays listed, reason
+-- Returns: how many of its jobs ran, if this call marked it; else nil
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
 local owners, facts, host, reaped, stats, private, ranks = unpack(KEYS)
 local owner, seen, listed, reason = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]

@@ -1,4 +1,4 @@
--- Drops jobs of one app's in the dead set, and junk, that are too old or too many, the oldest first.
+-- Drops jobs of one app, and junk, from the dead set: those that are too old or too many, the oldest first.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many kills have
 --       dropped, then each cap
 -- ARGV: ms of age from which on jobs go, most to drop of each cap for each cause, then for each cap the most

@@ -1,6 +1,6 @@
--- Puts what blocking reads let land, and no claim has named, back in front of its queues: nobody has
--- seen these jobs, so nothing is counted.
--- KEYS: for each queue list where its jobs land, and the queue
+-- Puts the jobs of landing lists back to the front of their queues. Blocking reads have moved them there,
+-- and no claim has named them: no consumer has seen them, so nothing is counted.
+-- KEYS: for each queue list the landing list, and the queue
 -- ARGV: for each of them ms of the queue's x-expires (0: none)
 -- Returns: number of jobs that went
 -- Crash: each job is in exactly one of the two.

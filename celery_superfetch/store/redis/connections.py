@@ -259,8 +259,8 @@ def following(connection_class: Any) -> Any:
 
 
 def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
-    """Return ``params`` for connections that follow the primary, or the node that serves
-    ``slot``."""
+    """Return ``params`` for connections that follow the primary of the database, or the node of a
+    cluster that serves ``slot``. (They have no ``home``: the owner of jobs adds that.)"""
     kwargs = {**params, "connection_class": following(params.get("connection_class", Connection))}
     if slot is not None:
         # redis-py may repeat what a node did not serve, since it was not executed. It repeats

@@ -112,7 +112,7 @@ def shared_pool(params: Params) -> SharedPool:
 def _key_of(params: Params) -> Hashable:
     parts = {name: value for name, value in params.items() if name not in ALIKE}
     if isinstance(parts.get("slot"), Slot):
-        # ``leading_home`` gives each the same retry, as an object that does not compare.
+        # ``leading_home`` makes a retry for each. All are alike, but do not compare as equal.
         parts.pop("retry", None)
     # A parameter without a value is the same as none: kombu names most of them. An option of TLS
     # counts even if it is false: otherwise a user that verifies the server's certificate would get

@@ -62,9 +62,9 @@ FULL = "used memory > 'maxmemory'"
 
 @contextmanager
 def tried_again() -> Iterator[None]:
-    """Raise ConnectionError for an error that says that the server refuses all writes. Celery then
-    connects again after a pause. It would take the error itself as fatal: the worker would end, and
-    its running jobs with it."""
+    """Raise ConnectionError instead of an error that says that the server refuses all writes. For
+    that Celery connects again after a pause; the original error it would take as fatal: the worker
+    would end, and its running jobs with it. Nothing is tried again in here."""
     try:
         yield
     except ResponseError as exc:
@@ -101,8 +101,8 @@ def is_passing(exc: BaseException) -> bool:
 
 
 #: First line of a script for servers that know it: Redis from 7.0 on. Acks and claims free memory:
-#: with the flag "allow-oom" they run on a server over its memory limit, too. Without it (6.2) a
-#: script that begins with a removal may also write.
+#: with the flag "allow-oom" they run on a server over its memory limit, too. Redis 6.2 knows no
+#: flags: there a script may write over the limit if its first write is a removal.
 FLAGS_LINE = "#!lua flags={flags}\n"
 #: First line for the others, to which it is a comment. Dragonfly reads in it that the script may
 #: use keys that are not among its KEYS.
