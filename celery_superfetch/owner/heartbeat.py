@@ -134,7 +134,7 @@ class HeartbeatSession:
         self._last_ms = 0  # of the last one; 0: one failed since
         #: A new name whose registration had no answer; the next try takes it again. If it took
         #: another one, the first could stay registered for ever: the peers on this host see that
-        #: its process lives, and declare it not dead.
+        #: its process lives, and do not declare it dead.
         self._unanswered_name = ""
         self._registry: Registry
         self._at: Params | None = None  # the server of ``_registry``; None: not connected yet

@@ -107,8 +107,9 @@ class Owner:
         #: Set if the process stops by an error of its own: the jobs that it still runs at its end
         #: are to blame, as after any death.
         self.failing = False
-        #: Deferred calls, which ``catch_up`` makes: those that the thread which has to make them
-        #: must not wait for, and those that failed while the server was away.
+        #: Deferred calls, which ``catch_up`` makes: those that take long, those that come up in a
+        #: thread that must not wait (the heartbeat thread), and those that failed while the server
+        #: was away.
         self.overdue: deque[Callable[[], object]] = deque()
         #: Ids of its blocking connections, which the reaper closes when it reaps this owner.
         self.blocking: set[int] = set()

@@ -1,4 +1,4 @@
-"""Groups of jobs that one script can move, for requeues and parks.
+"""Groups of jobs that one script can move or change, for requeues, parks and waiting notes.
 
 ``PendingLeases`` of ``owner/in_flight`` calls it in a worker, in the thread that sends, and
 `superfetch drain` when it requeues the jobs of dead owners. While a script runs, the server answers

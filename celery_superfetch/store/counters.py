@@ -9,7 +9,8 @@ are dead.
 ``carry_out`` has two callers. The reaper calls it for the jobs of a dead owner: in a worker's
 maintenance thread, in the task that beat sends, or in `superfetch reap`. A live owner's settlement
 calls it, in the worker's main process, for a job whose pool process died and for a job that it
-dead-letters. The console reads histories (``counters``, ``stopped``).
+dead-letters. Before a decision ``reaper/recovery.py`` reads the histories (``counters``); the
+console reads them, too (``counters``, ``stopped``).
 
 Each script is atomic: a dead-lettered job leaves the private list, enters the dead set and has its
 notice on its queue at the same moment. If the process dies between two scripts, the jobs of the

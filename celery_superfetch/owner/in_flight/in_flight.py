@@ -289,9 +289,9 @@ class InFlight:
             self.pending.announce(lease)
 
     def lose_all(self, owner: str) -> None:
-        """Announce that ownership of the running jobs of an owner was lost, which a peer has
-        declared dead or the server has forgotten; requeue those that wait to be started. They are
-        examined later (``LostJobs``), if they are gone from the private list.
+        """Give up an owner that a peer declared dead, or that the server has forgotten: announce
+        that ownership of its running jobs was lost, and requeue its jobs that wait to be started.
+        Those that are gone from the private list are examined later (``LostJobs``).
 
         A job whose run has ended without an ack (``has_run``) is not announced here: its recovery
         is under way, and announces it (``lose``) if it finds no claim.

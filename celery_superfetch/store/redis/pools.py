@@ -3,7 +3,8 @@ with few idle connections. Managed services sell plans by the number of connecti
 
 A channel (``transport/frugal.py``) and the owner of the process share the pool of their server
 (``shared_pool``). ``app/broker.py`` makes clients on it for commands, for beat and for pool
-processes (``shared_client``). Any thread may use it, and a signal handler may interrupt it.
+processes (``shared_client``), and so does the result backend for clusters. Any thread may use it,
+and a signal handler may interrupt it.
 
 The pools are in memory. If the process dies, the server closes the connections. A forked child
 starts without pools.

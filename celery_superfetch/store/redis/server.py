@@ -3,7 +3,8 @@
 A worker calls ``check_platform`` and ``check_server`` when it starts, in its main process. A
 consumer without a worker is checked when its owner registers, before its first claim. Commands call
 ``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process. The
-channel wraps declarations in ``even_if_full``, and a worker's connect in ``tried_again``.
+channel wraps the declaration of bindings in ``even_if_full`` and ``tried_again``; a worker's
+connect is in ``tried_again``, too.
 
 The checks only read, and run the script ``return 1``: a death of the process leaves nothing.
 """
