@@ -13,8 +13,7 @@ Foreign names:
 billiard ._pool.
     tell its peers which processes it has: _pool.__iter__()
 celery
-    start each request that is due: worker.components:Pool.process_task
-        worker.consumer.consumer:Consumer.on_task_request
+    start each request that is due: worker.consumer.consumer:Consumer.on_task_request
     know what runs, and what waits for a slot: worker.state:active_requests
         worker.state:reserved_requests
     dispatch a job again, or drop it: worker.state:task_ready(request)
@@ -81,7 +80,7 @@ class Gate(Executor):
         self.adapter = adapter_of(worker, self.requeue, self.pump)
         self.green = self.pool.is_green
         self.inline, self.prefork = self.adapter.is_inline, self.adapter.is_prefork
-        worker.process_task = worker.consumer.on_task_request = self.submit
+        worker.consumer.on_task_request = self.submit
 
     @property
     def slots(self) -> int:

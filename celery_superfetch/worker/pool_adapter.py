@@ -96,7 +96,8 @@ class ProcessAdapter(PoolAdapter):
         self.is_prefork = not self.pool.options.get("threads", True)
         if self.is_prefork:
             mend(self.pool, requeue, worker.hub.call_later)
-            self.pool_slots = PoolSlots(self.pool, pump)
+            load_timeout_s = worker.app.conf.worker_proc_alive_timeout
+            self.pool_slots = PoolSlots(self.pool, pump, load_timeout_s)
 
     @property
     def slots(self) -> int:

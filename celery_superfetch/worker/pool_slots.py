@@ -13,20 +13,16 @@ billiard pool:ApplyResult.
 billiard ._pool.
     know its processes and their jobs: _cache.values() _pool.__iter__() _processes.__index__()
     return a job whose process has died: on_job_process_down(job,pid)
-    end no process that has a job: shrink(n) on_shrink(n) _putlock.shrink()
-    have no slot free while the pool looks at its processes: _maintain_pool()
+    have no slot free while the pool looks at its processes: maintain_pool()
 celery concurrency.asynpool:
-    know that a process has died: AsynPool.dead
     write no job to a busy process: SCHED_STRATEGY_FAIR
     withdraw a job from a process that leaves: _get_job_writer(job) AsynPool._put_back
 celery .
     know which process is up, and idle: _pool._all_inqueues.discard(fd) _pool._fileno_to_inq.get(fd)
-        _pool._busy_workers.discard(fd) _pool._proc_alive_timeout.__float__()
-        _pool._result_handler.state_handlers.get(15)
+        _pool._busy_workers.discard(fd) _pool._result_handler.state_handlers.get(15)
     write no job to a busy process: _pool.sched_strategy.__index__()
-    replace pipes with a job in them: _pool._process_cleanup_queues(proc) _pool._queues.get(q)
-        _pool._find_worker_queues(proc) _pool.create_process_queues()
-        _pool.destroy_queues(queues,proc)
+    replace pipes with a job in them: _pool._process_cleanup_queues(proc)
+        _pool.on_partial_read(job,proc)
     end no process that has a job: shrink(n)
     know what no process was given yet: _pool.outbound_buffer.__iter__()
     keep busy processes busy through a lost connection: flush()
@@ -37,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
@@ -49,6 +46,9 @@ from .pool_process import LEAVING, NOT_STARTED
 from .prefork import request_of
 
 logger = one_line_each(get_logger(__name__))
+
+#: Stands for the job in a pipe, which the gate has again: the pool puts back none that has begun.
+BEGUN = SimpleNamespace(_accepted=True)
 
 LOADING_WARN_S = 10.0  # for so long jobs may wait for processes that load before the log says so
 LOADING_CHECK_S = 1.0
@@ -69,11 +69,13 @@ class PoolSlots:
     Arguments:
         pool: Celery's prefork pool, started.
         on_free: called when a slot has become free.
+        load_timeout_s: seconds after which Celery kills a replacement that is not up.
     """
 
-    def __init__(self, pool: Any, on_free: Callable[[], object]) -> None:
+    def __init__(self, pool: Any, on_free: Callable[[], object], load_timeout_s: float) -> None:
         self.processes = processes = pool._pool
         self.on_free = on_free
+        self._load_timeout_s = load_timeout_s
         self._leaving: WeakSet[Any] = WeakSet()
         self._with_unread_job: WeakSet[Any] = WeakSet()  # their pipes must not be used again
         self._is_closed = False
@@ -90,9 +92,9 @@ class PoolSlots:
         processes.on_job_process_down = self._on_job_process_down
         self._cleanup_queues = processes._process_cleanup_queues
         processes._process_cleanup_queues = self._on_cleanup_queues
-        processes.shrink = pool.shrink = self._shrink
-        self._maintain = processes._maintain_pool
-        processes._maintain_pool = self._maintain_pool
+        pool.shrink = self._shrink
+        self._maintain = processes.maintain_pool
+        processes.maintain_pool = pool.maintain_pool = self._maintain_pool
         self._flush = pool.flush
         pool.flush = self._flush_pool
 
@@ -129,7 +131,7 @@ class PoolSlots:
             waiting_count,
             waited_s,
             ",".join(map(str, loading)),
-            self.processes._proc_alive_timeout,
+            self._load_timeout_s,
         )
 
     def _loads(self, process: Any) -> bool:
@@ -198,9 +200,6 @@ class PoolSlots:
                 self._exclude(process)
                 process.terminate_controlled()
             processes._processes -= 1
-            if processes._putlock is not None:
-                processes._putlock.shrink()
-            processes.on_shrink(1)
 
     def _spare(self) -> Iterator[Any]:
         """Yield processes without a job: first those that still load."""
@@ -236,11 +235,10 @@ class PoolSlots:
     def _on_cleanup_queues(self, process: Any) -> None:
         """Replace the pipes of a process that has ended, if an unread job is in them: Celery gives
         them to the next process, which would run that job."""
-        if process not in self._with_unread_job or process.dead:
-            return self._cleanup_queues(process)
-        process.dead = True
-        if self.processes.destroy_queues(self.processes._find_worker_queues(process), process):
-            self.processes._queues[self.processes.create_process_queues()] = None
+        if process in self._with_unread_job:
+            self.processes.on_partial_read(BEGUN, process)
+        else:
+            self._cleanup_queues(process)
 
     def _on_job_process_down(self, job: Any, pid: int) -> None:
         """Return a job to the gate if its process has ended before it started the job. Celery gives
@@ -263,8 +261,6 @@ class PoolSlots:
         job.discard()
         if job.ready():
             return
-        if self.processes._putlock is not None:
-            self.processes._putlock.release()  # as for any job that has ended
         job._set(None, (True, TooLate()))
 
     # -- while the pool replaces its processes

@@ -12,7 +12,6 @@ billiard
     know whether a child has begun with a job: pool:ApplyResult._accepted
         pool:ApplyResult._time_accepted
     take a job back from the pool: pool:ApplyResult.discard()
-    read what a dead child has sent: process:BaseProcess._is_alive()
 billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
     fork when that harms no one: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
@@ -23,9 +22,9 @@ celery concurrency.
 celery .
     keep what runs through a lost connection: flush() _pool.outbound_buffer.__iter__()
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
-        _pool._result_handler.fileno_to_outq.__getitem__(fd)
+        _pool._fileno_to_outq.__getitem__(fd)
     forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
-        _pool._fileno_to_outq.__getitem__(fd) _pool._fileno_to_synq.__getitem__(fd)
+        _pool._fileno_to_synq.__getitem__(fd)
     listen for the end of each child: _pool._untrack_child_process(proc,hub)
     read what a dead child has sent: _pool.process_flush_queues(proc)
 """
@@ -140,12 +139,13 @@ def read_on(pool: Any) -> None:
 
     Report: A large result of which a part was read is lost with the event loop.
     """
-    results = pool._pool._result_handler
+    processes = pool._pool
+    results = processes._result_handler
     begin = results._recv_message
     reading: dict[int, tuple[Any, Any]] = {}
 
     def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Any:
-        child = results.fileno_to_outq[fd]
+        child = processes._fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
         if whose is not child or message.gi_frame is None:  # no read is under way
             message = begin(add_reader, fd, callback, load=partial(unpickle_or_end, child))
@@ -184,7 +184,7 @@ def hear_the_dead(pool: Any) -> None:
 
     def read_first(job: Any, pid: int) -> None:
         child = job._write_to
-        if not (job._accepted or child is None or child.dead or child._is_alive()):
+        if not (job._accepted or child is None or child.dead or child.exitcode is None):
             processes.process_flush_queues(child)
             if job._accepted:
                 return  # it has started: Celery reports its loss when it finds the child's exit

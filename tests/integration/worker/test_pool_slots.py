@@ -62,7 +62,7 @@ class Bench:
         self.freed: list[int] = []
         outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)
         keep_what_runs(outer, lambda request: None)
-        self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count))
+        self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count), 4.0)
         self.shrink, self.flush = outer.shrink, outer.flush
         self.pool.register_with_event_loop(self.hub)
         self._loop = self.hub.create_loop()
