@@ -15,7 +15,7 @@ Foreign names:
 
 kombu transport.redis:Channel.
     keep no connection that is not used: client _create_client(asynchronous=) _in_poll _pool
-        _get_pool(asynchronous=) _disconnect_pools() auto_delete_queues _fanout_queues
+        _get_pool(asynchronous=) _disconnect_pools() _fanout_queues
         _on_connection_disconnect(connection) active_queues _basic_cancel(consumer_tag)
         _brpop_read() _connparams(asynchronous)
 """
@@ -126,8 +126,8 @@ class FrugalChannel(redis.Channel):
             self._close_idle_client()
 
     def close(self) -> None:
-        if not self.closed and self.auto_delete_queues.intersection(self._fanout_queues):
-            # kombu deletes the bindings of this channel's broadcast queues only if it has a client
-            # for BRPOP.
+        if not self.closed and self._fanout_queues:
+            # kombu deletes the bindings of this channel's broadcast queues (auto-delete) only if it
+            # has a client for BRPOP.
             self.__dict__.setdefault("client", self._create_client())
         super().close()

@@ -210,15 +210,19 @@ class LeasedRequest(Request):
         return result
 
     def job(self, *, decoded: bool = False) -> tuple[Any, ...]:
-        """Return the arguments of ``run_job``. ``decoded``: with the body that this request has
-        decoded, which need not be one that can be pickled."""
+        """Return the arguments of ``run_job``. ``decoded``: with ``decoded_body``, which need not
+        be one that can be pickled."""
         tracer = trace.fast_trace_task if self.app.use_fast_trace_task else trace.trace_task_ret
         body, content_type, encoding = self.body, self.content_type, self.content_encoding
         if decoded:
-            body = self.message.payload if content_type else body
-            content_type = encoding = None
+            body, content_type, encoding = self.decoded_body, None, None
         call = self.type, self.id, self.request_dict, body, content_type, encoding
         return self.deadline, self._claim(), tracer, *call
+
+    @property
+    def decoded_body(self) -> Any:
+        """The body of its message as Celery has decoded it: arguments, and what follows the job."""
+        return self.message.payload if self.content_type else self.body
 
     def _claim(self) -> tuple[Any, ...]:
         """Return the fields of the job's ``Claim``, for the process that runs it. With early ack

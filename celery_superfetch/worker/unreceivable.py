@@ -10,7 +10,7 @@ private list.
 Foreign names:
 
 celery worker.
-    refuse a message that would end the worker: request:Request._payload request:Request.time_limits
+    refuse a message that would end the worker: request:Request.time_limits
     free the place of a refused job: state:requests state:reserved_requests
         state:task_ready(request)
 """
@@ -144,7 +144,7 @@ def check_fields(request: Any) -> None:
         BadField: a field has a wrong type.
         TypeError: the id cannot be hashed.
     """
-    (_, kwargs, embed), limits = request._payload, request.time_limits
+    (_, kwargs, embed), limits = request.decoded_body, request.time_limits
     retries = request.request_dict.get("retries")
     if not isinstance(limits, (list, tuple)):
         raise BadField.of_type("timelimit", limits)
