@@ -60,11 +60,24 @@ def spawn(
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Alive and the same process: a zombie is dead, a reused pid is somebody else."""
+    """Alive and the same process: a zombie is dead, a reused pid is somebody else.
+
+    A killed process is a zombie as soon as its first thread has ended. Until its last one has, its
+    sockets are open: a job that comes meanwhile could still land for a worker of an earlier test.
+    """
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or len(_threads(process.pid)) > 1
     except psutil.NoSuchProcess:
         return False
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it is gone, or this is no Linux
+        return []
 
 
 class Process:
