@@ -61,9 +61,9 @@ class Driver:
         self._settlement = Settlement(in_flight, suspects)
 
     @classmethod
-    def over(cls, database: Database) -> Driver:
+    def over(cls, database: Database, runner: Executor = executor.CONSUMER) -> Driver:
         """Return the jobs in flight of a process without an owner of its own."""
-        in_flight = InFlight(database)
+        in_flight = InFlight(database, runner)
         return cls(in_flight, SuspectClaims(in_flight))
 
     @classmethod
@@ -400,6 +400,10 @@ class Driver:
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
         """Dead-letter a claimed job that is over a limit; return the dead job."""
         return self._settlement.kill_if_over_limit(self._lease(job), sender, limits)
+
+    def kill(self, job: Job, reason: str, sender: Any) -> DeadJob | None:
+        """Dead-letter a job that Celery cannot receive or run; return the dead job."""
+        return self._settlement.kill(self._lease(job), reason, sender)
 
     def quarantine(self, job: Job) -> DeadJob | None:
         """Dead-letter a payload that is no message; return the dead job."""

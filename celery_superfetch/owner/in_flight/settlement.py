@@ -128,13 +128,12 @@ class Settlement:
     def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
         """Dead-letter a job that never ran, since Celery cannot receive or run it. Its caller gets
         a failure notification. Return the dead job; None if ownership was lost, or if in
-        ``DECISIONS`` tries the counters had always changed meanwhile: the lease stays then."""
+        ``DECISIONS`` tries the counters had always changed meanwhile: the job is requeued then."""
         limits = Limits.of(self.config)
-        for _ in range(DECISIONS):
-            recovery = self._recovery(lease, reason, Running(), limits)
-            if done := self._carry_out(lease, replace(recovery, never_ran=True), Decision.KILL):
-                return report_outcome(done, sender)
-        return None
+        done = self._settle(
+            lease, reason, Running(), limits, lambda _: Decision.KILL, never_ran=True
+        )
+        return report_outcome(done, sender) if done else None
 
     def quarantine(self, lease: Lease) -> DeadJob | None:
         """Dead-letter a payload that is no message: decoding it would end the worker."""

@@ -22,6 +22,7 @@ from celery_superfetch.model.strikes import (
     decide,
 )
 from celery_superfetch.signals import job_recovering
+from support.driver import Driver, Executor
 from support.workers.bench import Bench, lost_job, payload
 
 Lose = Callable[..., DeadJob | None]
@@ -242,3 +243,22 @@ def test_what_is_no_message_is_quarantined(bench, owner, raw):
     assert not job.parsed
     assert bench.private(owner) == bench.queue() == []
     assert len(bench.driver) == 0
+
+
+def test_a_job_whose_history_changes_at_each_try_to_kill_it_is_requeued(bench, owner, client):
+    """It was without a consumer until its process ended."""
+    key = bench.keys.recoveries(digest(payload(1)))
+
+    class Changing(Executor):
+        @staticmethod
+        def notice(queue_list: str) -> bytes:
+            client.hincrby(key, "recoveries", 1)  # another owner recovers a copy of it meanwhile
+            return b""
+
+    driver = Driver.over(bench.database, Changing())
+    bench.push("mail", payload(1))
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    assert driver.kill(claimed.job, "cannot be received", None) is None
+    assert bench.queue() == [payload(1)]
+    assert not client.exists(bench.keys.dead)
+    assert len(driver) == 0
