@@ -16,6 +16,7 @@ import logging
 from collections import Counter, deque
 from contextlib import suppress
 from enum import Enum
+from threading import Lock
 from typing import NamedTuple
 
 from redis.exceptions import ResponseError
@@ -87,6 +88,8 @@ class LostJobs:
         self._history = History(database)
         self._missing: deque[MissingJob] = deque()
         self._in_a_row = 0
+        #: Held while one examines: a worker's maintenance may do so while a channel closes.
+        self._examining = Lock()
         #: When this process found that the server had another run id (s, by this host's clock).
         self.server_restarted_at = 0.0
 
@@ -113,6 +116,10 @@ class LostJobs:
 
         Raises RedisError where the server cannot be asked; the jobs are examined next time.
         """
+        with self._examining:
+            self._examine()
+
+    def _examine(self) -> None:
         if not self._missing:
             self._in_a_row = 0
         surplus: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}

@@ -4,7 +4,9 @@ counted."""
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import Barrier
 from time import time
 
 import pytest
@@ -47,6 +49,20 @@ def test_a_job_that_is_nowhere_is_lost(bench, owner, caplog, has_run):
     assert ("had not started it" in record.getMessage()) is not has_run
     assert bench.stat("lost") == 1
     assert not bench.driver
+
+
+def test_two_threads_examine_each_job_once(bench, owner, caplog):
+    """A worker's maintenance, and the close of a channel. The slower one raised IndexError."""
+    requeue_missing(bench, owner, count=100)
+    together = Barrier(4)
+
+    def examine(_: int) -> None:
+        together.wait()
+        bench.driver.examine_missing()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(examine, range(4)))
+    assert bench.stat("lost") == 100
 
 
 @pytest.mark.parametrize("at", range(1, 13))
