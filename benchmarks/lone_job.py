@@ -75,9 +75,12 @@ class Lone(Drain):
         self._task = app.tasks["bench.told"]
         self._producer = stack.enter_context(app.producer_or_acquire())
 
+    def arguments(self) -> tuple[Any, ...]:
+        return (time.monotonic(),)
+
     def job(self) -> None:
         """One job, until its worker sleeps again."""
-        self._task.apply_async((time.monotonic(),), queue=NAME, producer=self._producer)
+        self._task.apply_async(self.arguments(), queue=NAME, producer=self._producer)
         self._told.recv(8)
         time.sleep(REST)
 

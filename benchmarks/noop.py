@@ -102,8 +102,9 @@ def noop() -> None:
 _teller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
-def told(sent: float) -> None:
-    """Say how long ago a job was sent; the clock is that of the machine."""
+def told(sent: float, filler: str = "") -> None:
+    """Say how long ago a job was sent; the clock is that of the machine. ``filler`` makes the job
+    large."""
     _teller.sendto(struct.pack("d", time.monotonic() - sent), os.environ["TOLD"])
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import time
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -44,6 +45,10 @@ logger = one_line_each(logging.getLogger(__name__))
 #: Bytes of jobs after which a claim takes no more: other clients wait while its script runs. The
 #: script pops several jobs at a time, so a claim may be larger by the last few.
 CLAIM_BYTES = 4 * 1024 * 1024
+#: Bytes from which a claim does not send a payload again that a blocking read has brought.
+LARGE_BYTES = 16 * 1024
+#: Bytes of the end of such a payload by which the script recognises it; they hold its delivery tag.
+END_BYTES = 256
 #: Landing lists that one script empties: a worker may have thousands.
 UNLAND_LISTS = 1000
 #: First letter of a note's field; the claim id follows. The waiting note says that the job has not
@@ -51,6 +56,9 @@ UNLAND_LISTS = 1000
 WAITS, STEPS = "w", "s"
 #: Where the arguments of ``claim.lua`` have the number of its first claim.
 FIRST_NUMBER_AT = 8
+
+
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Claims(NamedTuple):
@@ -97,6 +105,7 @@ class PrivateLists(Structure):
         fairness_width: int,
         landed: Collection[str] = (),
         starts: int = 0,
+        brought: Mapping[str, bytes] = NOTHING,
     ) -> Call:
         """Return the call that claims jobs; ``claims`` reads its reply.
 
@@ -109,22 +118,29 @@ class PrivateLists(Structure):
             landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
             starts: so many jobs, the first ones, get no waiting note, since their consumer starts
                 them at once.
+            brought: queue list -> the payload that a blocking read has brought from it. If it is
+                large, the server does not send it again.
         """
         keys = self.keys
         names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
         prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
         args = [owner, most, CLAIM_BYTES, *prefixes, fairness_width, starts, self._numbers(most)]
         numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
-        return Call("claim", names, [*args, *(numbers[name] for name in landed)])
+        for name in landed:
+            args += [numbers[name], *recognised_by(brought.get(name, b""))]
+        return Call("claim", names, args)
 
-    def claims(self, call: Call, lists: Sequence[str], reply: Any) -> Claims:
-        """Read the reply to a call of ``claim`` for these lists."""
+    def claims(
+        self, call: Call, lists: Sequence[str], reply: Any, brought: Mapping[str, bytes] = NOTHING
+    ) -> Claims:
+        """Read the reply to a call of ``claim`` for these lists; ``brought`` as there."""
         if reply is None:
             return Claims(registered=False)
         started, rows, failures = reply
         owner, first, jobs = call.args[0], call.args[FIRST_NUMBER_AT], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
+            payload = brought[name] if isinstance(payload, int) else payload
             job = Job(owner, name, payload, claim_id(number, name))
             jobs.append(Claimed(job, earlier_of(mark)))
         errors = [(lists[at - 1], why.decode(errors="replace")) for at, why in chunks(failures, 2)]
@@ -315,6 +331,16 @@ class PrivateLists(Structure):
         """Return the call that clears the start records of jobs of one owner: it puts their waiting
         notes back. They have not begun, and do not count as running."""
         return Call("wait", [self.keys.private(owner)], claim_ids)
+
+
+def recognised_by(payload: bytes) -> tuple[int, bytes]:
+    """Return the length and the end of a payload, by which ``claim.lua`` recognises it; 0 and an
+    empty end if it is small, or its end might be that of another job: kombu writes the delivery tag
+    of a message, which is random, last."""
+    end = payload[-END_BYTES:]
+    if len(payload) < LARGE_BYTES or b'"delivery_tag": "' not in end:
+        return 0, b""
+    return len(payload), end
 
 
 def names_of(claim_id: str) -> tuple[str, str, str]:

@@ -132,8 +132,8 @@ class Worker:
         self.driver = Driver.over(bench.database)
         #: Delivered, or in the pool's queue; among these are some that were given back.
         self.waits: list[Claimed] = []
-        #: Queue lists from which something landed.
-        self.landed: list[str] = []
+        #: Queue list from which something landed -> what a read brought last.
+        self.landed: dict[str, bytes] = {}
         self.runs: list[Claimed] = []
         #: False: the process has ended.
         self.alive = True
@@ -168,16 +168,17 @@ class Worker:
 
     def claim(self, most: int) -> None:
         free = max(0, self.slots - len(self.waits) - len(self.runs))
-        landed, self.landed = self.landed, []
-        self.waits += self.driver.claim(self.owner, self._lists, most, 1, landed, free).jobs
+        landed, self.landed = self.landed, {}
+        claims = self.driver.claim(self.owner, self._lists, most, 1, landed, free, landed)
+        self.waits += claims.jobs
 
     def land(self, queue_list: str) -> bytes | None:
         """A blocking read brings a job from a list, which the next claim is going to name."""
         keys = self.bench.keys
         landing = keys.landing(self.owner, queue_list)
         raw = self.bench.client.lmove(keys.queue(queue_list), landing, "RIGHT", "LEFT")
-        if raw is not None and queue_list not in self.landed:
-            self.landed.append(queue_list)
+        if raw is not None:
+            self.landed[queue_list] = raw
         return raw
 
     def unland(self) -> None:

@@ -8,11 +8,14 @@ from typing import Any
 from hypothesis.stateful import precondition
 
 from celery_superfetch.model.job import Claimed
+from celery_superfetch.store.private_lists import LARGE_BYTES
 from model.cast import Worker
 from support.workers.bench import payload
 
 QUEUES = ("mail", "press")
-INNOCENT = {payload(f"note-{n}", QUEUES[n % 2]): QUEUES[n % 2] for n in range(3)}
+INNOCENT = {payload(f"note-{n}", QUEUES[n % 2]): QUEUES[n % 2] for n in range(2)}
+#: A claim does not send it again if a blocking read has brought it.
+INNOCENT[payload("note-2", "mail", filler="x" * LARGE_BYTES)] = "mail"
 POISON = {payload(f"pill-{n}", QUEUES[n % 2]): QUEUES[n % 2] for n in range(2)}
 #: It kills its worker, too, but its task says that it is never killed for that.
 SPARED = {payload("spared", "mail", task="shop.spared"): "mail"}

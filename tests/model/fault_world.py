@@ -20,7 +20,7 @@ from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.signals import LostJob, ownership_lost
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.private_lists import LARGE_BYTES, WAITS
 from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.redis.scripts import LUA, Scripts
 from model.fault_invariants import broken_invariants, claims_in, name, notes_in
@@ -76,7 +76,7 @@ class World:
         self.recorded: set[Job] = set()
         #: Jobs that have not started, and may be recorded as running: a reply was lost.
         self.perhaps_recorded: set[Job] = set()
-        self.landed: list[str] = []
+        self.landed: dict[str, bytes] = {}  # queue list -> what a read brought last
         self.has_arrived_late = False
         #: Claims of jobs that were parked, or are to be with the next send.
         self.parked: set[str] = set()
@@ -123,7 +123,11 @@ class World:
         with self.client.pipeline(transaction=False) as pipe:
             pipe.flushdb()
             for queue_list, expires_ms in self.queues.items():
-                some = [payload(f"{queue_list}-{n}", queue_list) for n in range(JOBS_PER_QUEUE)]
+                # A claim does not send a large one again that a blocking read has brought.
+                some = [
+                    payload(f"{queue_list}-{n}", queue_list, filler="x" * (n % 2 * LARGE_BYTES))
+                    for n in range(JOBS_PER_QUEUE)
+                ]
                 pipe.lpush(self.keys.queue(queue_list), *some)
                 if expires_ms:
                     pipe.pexpire(self.keys.queue(queue_list), expires_ms)
@@ -187,9 +191,9 @@ class World:
 
     def _claim(self, most: int, starts: int) -> None:
         self._recover_again()
-        landed = [name for name in self.landed if self.owner not in self.reaped]
-        self.landed.clear()
-        claims = self.driver.claim(self.owner, [*self.queues], most, 1, landed, starts)
+        landed = {} if self.owner in self.reaped else self.landed
+        self.landed = {}
+        claims = self.driver.claim(self.owner, [*self.queues], most, 1, landed, starts, landed)
         channel = self.random.randint(0, 1)
         for at, claimed in enumerate(claims.jobs):
             self._note_claim(claimed, channel, recorded=at < claims.started)
@@ -240,13 +244,15 @@ class World:
     def land(self) -> None:
         """Let a blocking read bring a job, which the next claim is to name."""
         queue_list = self.random.choice([*self.queues])
-        if self.owner not in self.reaped and self.client.lmove(
-            self.keys.queue(queue_list),
-            self.keys.landing(self.owner, queue_list),
-            "RIGHT",
-            "LEFT",
+        if self.owner not in self.reaped and (
+            raw := self.client.lmove(
+                self.keys.queue(queue_list),
+                self.keys.landing(self.owner, queue_list),
+                "RIGHT",
+                "LEFT",
+            )
         ):
-            self.landed = [*{*self.landed, queue_list}]
+            self.landed[queue_list] = raw
 
     def _note_claim(self, claimed: Claimed, channel: int, *, recorded: bool) -> None:
         self.claimed[claimed.job] = claimed

@@ -12,6 +12,7 @@ from typing import Any
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import claim_id, claim_number
 from celery_superfetch.model.step import PUBLISHED, was_published
+from celery_superfetch.store.database import chunks
 from celery_superfetch.store.private_lists import STEPS, WAITS
 from celery_superfetch.store.redis.call import Call
 from model.truth import Card, Known, Verdict
@@ -111,7 +112,8 @@ class Truth(Known):
             self.owners.discard(owner)
 
     def _claim(self, call: Call, reply: Any) -> None:
-        owner, number, landed = call.args[0], call.args[8], call.args[9:]
+        owner, number, (*named,) = call.args[0], call.args[8], call.args[9:]
+        landed = {at: (size, end) for at, size, end in chunks(named, 3)}
         assert (reply is not None) == (owner in self.owners)
         if reply is None:
             return
@@ -121,7 +123,13 @@ class Truth(Known):
         for offset, (at, payload, mark) in enumerate(triples):
             queue = call.keys[int(at) + 2]
             name = queue.removeprefix(self.keys.prefix)
-            if at in landed and self._take(self.keys.landing(owner, name), payload):
+            landing = self.keys.landing(owner, name)
+            if payload == 1:  # the caller has it from its read
+                [payload] = self._recognised(landing, *landed[at])
+                self.notable["what landed is not sent again"] += 1
+            elif at in landed:
+                assert not self._is(payload, *landed[at]) or not self.lists[landing][payload]
+            if at in landed and self._take(landing, payload):
                 self.notable["what landed has a name"] += 1
             else:
                 assert self._take(queue, payload)
@@ -132,6 +140,14 @@ class Truth(Known):
             if offset < started:
                 self.running[owner].add(id)
                 self.notable["started with its claim"] += 1
+
+    def _is(self, payload: bytes, size: int, end: bytes) -> bool:
+        return bool(size) and len(payload) == size and payload.endswith(end)
+
+    def _recognised(self, landing: str, size: int, end: bytes) -> list[bytes]:
+        """The payloads in a landing list that are as large, and end as said."""
+        lying = self.lists[landing]
+        return [raw for raw in lying if lying[raw] > 0 and self._is(raw, size, end)]
 
     def _step(self, call: Call, reply: Any) -> None:
         owner, (id, name, _, message, _) = self._owner_of(call.keys[0]), call.args

@@ -26,7 +26,7 @@ from celery_superfetch.owner.in_flight.settlement import Settlement
 from celery_superfetch.owner.in_flight.suspect_claims import SuspectClaims
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.private_lists import Claims, PrivateLists
+from celery_superfetch.store.private_lists import NOTHING, Claims, PrivateLists
 from support.sends import replies_lost
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ class Driver:
         turn: int = 1,
         landed: Collection[str] = (),
         starts: int = 0,
+        brought: Mapping[str, bytes] = NOTHING,
     ) -> Claims:
         """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
-        return self._in_flight.claim(owner, lists, most, turn, landed, starts).claims
+        return self._in_flight.claim(owner, lists, most, turn, landed, starts, brought).claims
 
     def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
         """Claim a job on probation for a solo run."""

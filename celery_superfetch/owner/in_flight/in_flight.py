@@ -10,7 +10,7 @@ private list: the reaper requeues those with a waiting note, and recovers the ot
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from ...model.log_text import one_line_each
 from ...model.permit import StartPermit, clock
 from ...store.database import Database
-from ...store.private_lists import Claims
+from ...store.private_lists import NOTHING, Claims
 from .executor import CONSUMER, Executor
 from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
@@ -63,6 +63,7 @@ class InFlight:
         fairness_width: int,
         landed: Collection[str] = (),
         starts: int = 0,
+        brought: Mapping[str, bytes] = NOTHING,
     ) -> Fetched:
         """Send what is pending and claim, in one round trip. The arguments are those of
         ``PrivateLists.claim``; the first ``starts`` jobs are recorded as running."""
@@ -71,8 +72,8 @@ class InFlight:
             # No job starts alongside the solo run of a suspect. After a lost reply this process may
             # have claimed a suspect without a lease.
             starts = 0 if pending.needs_reconcile or self.leases.solo else starts
-            call = pending.lists.claim(owner, lists, most, fairness_width, landed, starts)
-            claims = pending.lists.claims(call, lists, pending.flush(call))
+            call = pending.lists.claim(owner, lists, most, fairness_width, landed, starts, brought)
+            claims = pending.lists.claims(call, lists, pending.flush(call), brought)
             leases = []
             for number, (job, counters) in enumerate(claims.jobs):
                 lease = Lease(job, counters, has_waiting_note=number >= claims.started)

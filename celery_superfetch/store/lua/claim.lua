@@ -7,11 +7,13 @@
 -- ARGV: owner, most jobs, most bytes, prefix of histories, length of the prefix of all keys, prefix of
 --       the landing lists, fairness width (number of neighbouring lists from which jobs are taken in
 --       rotation; 0: only what landed is taken), number of jobs to record as running, number of the first
---       claim, then the positions in the order of the lists whose landing lists have jobs
+--       claim, then for each list whose landing list has jobs its position in the order of the lists, and
+--       the length and the end of the payload that the caller's read has brought (0 and empty: none)
 -- Returns: nil when the owner is not registered; or {started, jobs, errors}: how many of the jobs, the
 --       first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
---       claims' numbers, {number of a list that could not be read, text, ...}. A mark is 0 (has no
---       history) or {recoveries, strikes, requeues, token, steps, stops, first claim}
+--       claims' numbers, {number of a list that could not be read, text, ...}. A payload is 1 if the
+--       caller has it from its read. A mark is 0 (has no history) or {recoveries, strikes, requeues, token,
+--       steps, stops, first claim}
 -- Crash: the jobs are in the private list of a registered owner; some are recorded as running although
 --       they have not begun. If the reply is lost, the caller finds them there (`Owner.reconcile`), or the
 --       reaper does after its death.
@@ -33,6 +35,7 @@ local function name_of(at) return string.sub(KEYS[at + 3], cut) end
 
 local jobs, errors, fields, started = {}, {}, {}, 0
 local sources = {}  -- of each job
+local with_caller = {}  -- positions in `jobs` of the payloads that are not sent again
 local function take(at, source, payload)
   local id = string.format('%.0f:', number + #sources) .. name_of(at)
   fields[#fields + 1], fields[#fields + 2] = id, payload
@@ -59,12 +62,16 @@ local function popped(at, source, ...)
   errors[#errors + 1], errors[#errors + 2] = at, answer.err
 end
 
-for i = 10, #ARGV do
-  local at = tonumber(ARGV[i])
+for i = 10, #ARGV, 3 do
+  local at, length, ending = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
   local source = landing .. name_of(at)
   -- All that lies there, the oldest first: what an earlier read left without a name comes with it.
   for _, payload in ipairs(popped(at, source, most) or {}) do
     take(at, source, payload)
+    -- Another one may lie there: what the caller's read had moved was put back meanwhile.
+    if length > 0 and #payload == length and string.sub(payload, -#ending) == ending then
+      with_caller[#with_caller + 1] = #jobs - 1
+    end
   end
 end
 -- From a list by itself, several at once: as many as have room if all are as large as the largest yet.
@@ -109,4 +116,5 @@ for first = 1, #fields, 4000 do
     return answer
   end
 end
+for _, position in ipairs(with_caller) do jobs[position] = 1 end
 return {started, jobs, errors}

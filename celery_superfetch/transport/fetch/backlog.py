@@ -1,9 +1,9 @@
 """The jobs that one channel has claimed, or let land, and that its consumer has not seen yet.
 
 A job has *landed* when a blocking read has moved it to a landing list of this owner on the server.
-It has no claim yet, and no lease: only its owner and queue list are noted here. The fetch loop adds
-and removes; any thread may take jobs out to requeue them. If the process dies, the reaper finds all
-of them in the owner's private list and landing lists.
+It has no claim yet, and no lease. The fetch loop adds and removes; any thread may take jobs out to
+requeue them. If the process dies, the reaper finds all of them in the owner's private list and
+landing lists.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
+from typing import NamedTuple
 
 from ...owner.in_flight.lease import Lease
+
+
+class Landed(NamedTuple):
+    """A job that a blocking read has moved. Its landing list may have another one by now."""
+
+    owner: str
+    queue_list: str
+    payload: bytes
 
 
 class Backlog:
@@ -21,8 +30,7 @@ class Backlog:
 
     def __init__(self) -> None:
         self.ready: deque[Lease] = deque()
-        #: (owner, queue list) of each job that landed; the next claim names them.
-        self.landed: deque[tuple[str, str]] = deque()
+        self.landed: deque[Landed] = deque()  # the next claim names their lists
 
     def __len__(self) -> int:
         return len(self.ready) + len(self.landed)
@@ -38,13 +46,13 @@ class Backlog:
                     taken.append(lease)
         return taken
 
-    def lift(self, lists: Collection[str] | None = None) -> dict[str, list[str]]:
-        """Remove and return the entries of jobs that have landed, or of those from some queue
-        lists: owner -> a queue list for each job. Any thread may call this."""
-        taken: dict[str, list[str]] = {}
-        for owner, name in list(self.landed):
-            if lists is None or name in lists:
+    def lift(self, lists: Collection[str] | None = None) -> dict[str, list[Landed]]:
+        """Remove and return the jobs that have landed, or those from some queue lists, by owners.
+        Any thread may call this."""
+        taken: dict[str, list[Landed]] = {}
+        for landed in list(self.landed):
+            if lists is None or landed.queue_list in lists:
                 with suppress(ValueError):
-                    self.landed.remove((owner, name))
-                    taken.setdefault(owner, []).append(name)
+                    self.landed.remove(landed)
+                    taken.setdefault(landed.owner, []).append(landed)
         return taken

@@ -32,7 +32,7 @@ from ...owner.in_flight.lease import Lease
 from ...owner.owner import Owner
 from ...store.redis.connections import NotServed
 from ...store.redis.slots import PAUSE
-from .backlog import Backlog
+from .backlog import Backlog, Landed
 from .credit import Credit
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
@@ -218,22 +218,23 @@ class FetchLoop:
         from all queue lists. If the reply is lost, the owner is in doubt."""
         backlog, name, lists = self.backlog, self.owner.name, self._lists()
         landed_by_owner = backlog.lift()
-        landed = landed_by_owner.pop(name, [])
+        own_landed = landed_by_owner.pop(name, [])
+        landed = [one.queue_list for one in own_landed]
+        brought = {one.queue_list: one.payload for one in own_landed}
         most = room + len(landed)
         only_landed = self._queues_are_empty
         order = landed if only_landed else lists.order()
         fairness_width = 0 if only_landed else lists.fairness_width
         starts = max(0, self.runner.free() - len(backlog.ready))
         try:
-            claims, leases = self.owner.claim(order, most, fairness_width, landed, starts)
+            claims, leases = self.owner.claim(order, most, fairness_width, landed, starts, brought)
         except RedisError:
             self.owner.leases.doubt = True
             raise
         if not claims.registered or name != self.owner.name:
-            landed_by_owner[name] = landed
+            landed_by_owner[name] = own_landed
         # No claim can name what has landed for an owner that the server does not know any more.
-        for former_name, names in landed_by_owner.items():
-            self.owner.unland(former_name, names)
+        self._unland(landed_by_owner)
         if not claims.registered:
             return  # nothing was claimed: something removes the owner's record again and again
         backlog.ready.extend(leases)
@@ -255,7 +256,7 @@ class FetchLoop:
         self.probation.act([*lists], queues_are_empty=True)
         excluded = self.probation.excludes_others
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
-        if any(name in lists for _, name in self.backlog.landed):
+        if any(landed.queue_list in lists for landed in self.backlog.landed):
             self._claim(0)
         for lease in [lease for lease in self.backlog.ready if lease.job.queue_list in lists]:
             self.backlog.ready.remove(lease)
@@ -313,15 +314,19 @@ class FetchLoop:
         """Whether this is called back from the delivery of the last job."""
         return self._delivering_thread == get_ident() and not self.backlog.ready
 
-    def _landed(self, owner_name: str, queue_list: str, waited_s: float) -> None:
+    def _landed(self, landed: Landed, waited_s: float) -> None:
         """Let the next claim name a job that a read has let land; requeue the job if there is no
         room for it any more."""
-        if owner_name != self.owner.name or not self._credit().room:
-            return self.owner.unland(owner_name, [queue_list])
+        if landed.owner != self.owner.name or not self._credit().room:
+            return self.owner.unland(landed.owner, [landed.queue_list])
         may_be_one_of_many = bool(self.backlog) or waited_s < AT_ONCE
-        self.backlog.landed.append((owner_name, queue_list))
+        self.backlog.landed.append(landed)
         if may_be_one_of_many:
             self.reads.queues_are_empty = False
+
+    def _unland(self, landed_by_owner: Mapping[str, Iterable[Landed]]) -> None:
+        for owner_name, some in landed_by_owner.items():
+            self.owner.unland(owner_name, [landed.queue_list for landed in some])
 
     def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Requeue jobs, and let the next tick come soon: it claims others in their room. If the
@@ -339,8 +344,7 @@ class FetchLoop:
         """Requeue the jobs that the consumer has not seen, all or those of some lists: first those
         that have landed, then those that were claimed, which are older. Return the number of the
         claimed ones. Any thread may call this."""
-        for owner_name, names in self.backlog.lift(lists).items():
-            self.owner.unland(owner_name, names)
+        self._unland(self.backlog.lift(lists))
         if claimed := self.backlog.take(lists):  # mostly none: it is called for each closed queue
             self.requeue(claimed)
         return len(claimed)

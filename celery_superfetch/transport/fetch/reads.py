@@ -32,6 +32,7 @@ from ...store.arrivals import Arrivals
 from ...store.redis.clients import LoneConnection, cut, unblock
 from ...store.redis.connections import NotServed
 from ...store.redis.server import warn_once
+from .backlog import Landed
 from .queue_lists import QueueLists
 
 logger = one_line_each(get_logger(__name__))
@@ -113,11 +114,10 @@ class BlockingReads:
     may_land_later = False
 
     def __init__(
-        self, owner: Owner, poller: Any, on_landed: Callable[[str, str, float], object]
+        self, owner: Owner, poller: Any, on_landed: Callable[[Landed, float], object]
     ) -> None:
         self.owner, self.poller = owner, poller
-        #: Called for each job that landed: for which owner, from which queue list, and after how
-        #: many seconds.
+        #: Called for each job that landed; with the seconds for which the read had waited.
         self.on_landed = on_landed
         self._reads: list[BlockingRead] = []
         self._arrivals: Arrivals | None = None
@@ -236,7 +236,7 @@ class BlockingReads:
             return
         waited = monotonic() - read.waits_since
         try:
-            landed = read.read() is not None  # else none came in time, or it was unblocked
+            payload = read.read()  # None: none came in time, or it was unblocked
         # After a refusal, claims look at the queue once a second instead.
         except OutOfMemoryError:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
@@ -248,9 +248,9 @@ class BlockingReads:
             if not isinstance(exc, NotServed):  # else the next tick waits at another server
                 raise
         else:
-            if landed:
+            if payload is not None:
                 self.note([read.queue_list])
-                self.on_landed(read.owner_name, read.queue_list, waited)
+                self.on_landed(Landed(read.owner_name, read.queue_list, payload), waited)
 
     def note(self, queue_lists: Iterable[str]) -> None:
         """Note that jobs came from these queue lists just now."""

@@ -9,11 +9,13 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Counters
+from celery_superfetch.store.private_lists import LARGE_BYTES
 from support.driver import Driver
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
 MAIL = {"mail": 0}
+LARGE, OTHER = (payload(n, filler="x" * LARGE_BYTES) for n in (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,69 @@ def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
     [(name, why)] = claims.errors
     assert name == "mail"
     assert "WRONGTYPE" in why
+
+
+# -- a large one, which its read has brought
+
+
+@pytest.mark.parametrize("landed", [[LARGE], [ONE, LARGE], [LARGE, OTHER], [LARGE, LARGE]])
+def test_a_claim_does_not_send_again_what_a_read_has_brought(bench, owner, landed):
+    bench.client.set(bench.keys.recovered, 1)
+    bench.land(owner, "mail", *landed)
+    brought = {"mail": LARGE}
+    call = bench.lists.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
+    reply = bench.run(call)
+    assert reply[1][1::3] == [1 if raw == LARGE else raw for raw in landed]
+    claims = bench.lists.claims(call, ["mail"], reply, brought)
+    jobs = [claimed.job for claimed in claims.jobs]
+    assert [job.payload for job in jobs] == landed
+    assert bench.held(owner) == jobs[::-1], "the server has them, whole"
+
+
+@pytest.mark.parametrize(
+    ("landed", "brought"),
+    [
+        pytest.param(OTHER, LARGE, id="of the same length: it was put back, another landed"),
+        pytest.param(ONE, LARGE, id="another, a small one"),
+        pytest.param(LARGE[:-1], LARGE, id="another length"),
+        pytest.param(LARGE + b" " * 300, LARGE + b" " * 300, id="no tag at its end"),
+        pytest.param(ONE, ONE, id="a small one"),
+    ],
+)
+def test_what_the_read_has_surely_not_brought_is_sent(bench, owner, landed, brought):
+    bench.land(owner, "mail", landed)
+    [claimed] = bench.driver.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, {"mail": brought}).jobs
+    assert claimed.job.payload == landed
+    assert bench.held(owner) == [claimed.job]
+
+
+def test_the_control_by_its_length_alone_another_job_would_be_run(bench, owner):
+    """One job would run twice, and its ack would remove the other, which never ran."""
+    assert len(OTHER) == len(LARGE)
+    bench.land(owner, "mail", OTHER)
+    brought = {"mail": LARGE}
+    call = bench.lists.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
+    call = call._replace(args=[*call.args[:-1], LARGE[-2:]])
+    [claimed] = bench.lists.claims(call, ["mail"], bench.run(call), brought).jobs
+    assert claimed.job.payload == LARGE
+    assert [job.payload for job in bench.held(owner)] == [OTHER]
+
+
+def test_a_large_one_whose_claim_cannot_be_written_stays_whole_where_it_landed(bench, owner):
+    bench.client.set(bench.keys.private(owner.owner), "no hash")
+    bench.land(owner, "mail", LARGE)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        bench.driver.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, {"mail": LARGE})
+    assert bench.landed(owner) == [LARGE]
+
+
+def test_a_large_one_that_landed_for_a_reaped_owner_is_not_claimed(member, bench):
+    old = member.name
+    bench.land(old, "mail", LARGE)
+    assert bench.mark(member, "silent")
+    bench.reaper().reap()
+    assert not member.claim(["mail"], 5, 0, ["mail"], 0, {"mail": LARGE}).leases
+    assert (member.name != old, bench.queue()) == (True, [LARGE])
 
 
 # -- put back

@@ -134,7 +134,7 @@ def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(url, benc
         bench.push("mail", payload(1))
         eventually(lambda: bench.queue() == [])
         fetch.reads.call_off([read])
-        assert [*fetch.backlog.landed] == [(fetch.owner.name, "mail")]
+        assert [*fetch.backlog.landed] == [(fetch.owner.name, "mail", payload(1))]
         fetch.reads.close()
     assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}
