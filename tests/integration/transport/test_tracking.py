@@ -108,7 +108,8 @@ def test_a_connection_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
     told.poller.unwatch(deaf.fd)
     monkeypatch.setattr(blocking, "OVERDUE", 0.5)
     deaf._due = 0.0
-    inbox.turn()
+    # Without a change it is checked once a second what to wait on.
+    eventually(lambda: inbox.turn() or deaf.connection.waits_since, message="it asks again")
     deaf.connection._connection.read_response()  # the reply that never came
     eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
     assert "the connection is replaced" in caplog.text
