@@ -15,9 +15,10 @@ import pytest
 import redis
 
 from support.process import Process
-from support.servers.commands import calls
+from support.servers.commands import blocked, calls
 from support.servers.server import Server
 from support.waiting import eventually
+from support.workers.bench import Bench
 from support.workers.consumers import SEEN
 from support.workers.inbox import publish
 from support.workers.worker import process_env
@@ -66,6 +67,29 @@ def fleet(server: Server, client: redis.Redis, tmp_path: Path) -> Iterator[Calla
         one.close()
 
 
+@pytest.fixture
+def simulated(server: Server, tmp_path: Path) -> Iterator[Callable[[int], Process]]:
+    """Start so many owners that wait and claim nothing, in a process of their own."""
+    started: list[Process] = []
+
+    def start(count: int) -> Process:
+        module, interval = "support.workers.simulated", "2"
+        argv = [sys.executable, "-m", module, server.url(), str(count), interval, *QUEUES]
+        log = tmp_path / f"simulated-{len(started)}"
+        one = Process(argv, log=log, env=process_env({}), cwd=tmp_path, title="simulated")
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def read_lists(client: redis.Redis) -> int:
+    """The number of lists on which at least one consumer blocks (Redis before 7.2 does not say)."""
+    return int(client.info("clients").get("total_blocking_keys", len(QUEUES)))
+
+
 def tracked(client: redis.Redis) -> list[dict[str, Any]]:
     """The connections by which consumers are told of changes."""
     return [row for row in client.client_list() if "t" in row["flags"]]
@@ -111,3 +135,20 @@ def test_after_the_death_of_half_the_others_serve_all_queues(fleet, server, clie
     eventually(lambda: len(client.client_list()) <= 0.7 * connected, message="the dead have left")
     looks_for(server, len(QUEUES))
     assert len(pids) == OWNERS
+
+
+def test_after_a_mass_death_the_survivors_read_from_all_queues(fleet, simulated, server, client):
+    """Beside 90 others each consumer blocks on one list. As soon as a reaper has found these dead,
+    eight of them block on four lists each, and each list has a reader."""
+    fleet()
+    crowd = [simulated(60), simulated(30)]
+    eventually(lambda: client.zcard(RANKS) == 2 * (OWNERS + 90), 30, message="all have a place")
+    eventually(lambda: blocked(client) == OWNERS, 40, message="one read each")
+    for process in crowd:
+        process.signal(signal.SIGKILL)
+    looks_for(server, len(QUEUES))
+    assert len(Bench(client).reaper().reap().dead) == 90
+    assert client.zcard(RANKS) == 2 * OWNERS
+    eventually(lambda: blocked(client) == 4 * OWNERS, 20, message="they have new places")
+    assert read_lists(client) == len(QUEUES)
+    looks_for(server, len(QUEUES))
