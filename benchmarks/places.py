@@ -25,7 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from compare import OURS, Row, Table, arguments, begin, finish
+from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finish
+from kombu import Connection
 
 from celery_superfetch.model.place import Place
 from support.process import Process
@@ -33,7 +34,6 @@ from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.bench import Bench
 from support.workers.consumers import SEEN
-from support.workers.inbox import publish
 from support.workers.simulated import PLACES
 from support.workers.worker import process_env
 
@@ -107,14 +107,11 @@ def run(args: Any) -> tuple[float, ...]:
         cpu, calls, us = fleet.spent()
         time.sleep(AT_REST)
         cpu_after, calls_after, us_after = fleet.spent()
-        for name in fleet.queues:
-            publish(fleet.server.url(), name, "before")
-        eventually(lambda: fleet.client.llen(SEEN) == len(fleet.queues), PATIENCE, 0.01)
-        fleet.client.delete(SEEN)
         fleet.victims.signal(signal.SIGKILL)
         began = time.monotonic()
-        for name in fleet.queues:
-            publish(fleet.server.url(), name, "after")
+        with Connection(fleet.server.url(), transport=TRANSPORTS[STOCK]) as connection:
+            for name in fleet.queues:
+                connection.Producer().publish("after", routing_key=name, exchange="")
         eventually(lambda: fleet.client.llen(SEEN) == len(fleet.queues), PATIENCE, 0.01)
         found = time.monotonic() - began
         assert len(Bench(fleet.client).reaper().reap().dead) == args.dead
