@@ -1,6 +1,6 @@
 """A fleet that waits on twenty queues: whom a job wakes, what it costs, how soon it starts.
 
-    python benchmarks/fleet.py [--only idle|busy] [--owners 50] [--busy 15] [--queues 20]
+    python benchmarks/fleet.py [--only idle|busy|few] [--owners 50] [--busy 15] [--queues 20]
         [--jobs 200] [--rounds 3]
 
 Processes with a kombu consumer each wait on all queues, on a server of their own for each
@@ -11,6 +11,8 @@ contender. A job comes to one of the queues, chosen at random, every ``GAP``:
   the publishing to the first line of the job.
 - busy: fewer processes run one job at a time, each for so long that most of them are busy. The time
   from the publishing of a job to its first line, of jobs that came while a process was idle.
+- few: one or two processes without a job, by key tracking and by a look every 0.25 s instead. The
+  commands of one in a second at rest, and the time from the publishing to the first line.
 
 celery-redis-plus is not measured: its consumers ask one after the other queue.
 """
@@ -58,12 +60,18 @@ CALM = 12.0
 #: Seconds of one job, and share of the processes that are busy on average, in the busy fleet.
 WORK, LOAD = 0.3, 0.75
 PATIENCE = 10.0
+#: Our consumers, without key tracking: they look at the lists that they do not wait on.
+LOOKING = "a look every 0.25 s"
+#: Seconds in which the commands of a process without a job are counted: a read begins anew each 20.
+AT_REST = 40.0
 
 
 def consume(contender: str, url: str, number: int, told: str, work: float) -> None:
     """A consumer for ever; a process of the fleet."""
     from kombu import Connection, Consumer, Queue
 
+    if contender == LOOKING:
+        look_often(0.25)
     teller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def run(message: Any) -> None:
@@ -73,7 +81,8 @@ def consume(contender: str, url: str, number: int, told: str, work: float) -> No
             time.sleep(work * random.uniform(0.5, 1.5))
         message.ack()
 
-    with Connection(url, transport=TRANSPORTS[contender]) as connection:
+    transport = TRANSPORTS[OURS if contender == LOOKING else contender]
+    with Connection(url, transport=transport) as connection:
         queues = [Queue(name) for name in queues_of(number)]
         consumer = Consumer(connection.channel(), queues, on_message=run)
         consumer.qos(prefetch_count=1 if work else 4)
@@ -81,6 +90,17 @@ def consume(contender: str, url: str, number: int, told: str, work: float) -> No
         while True:
             with suppress(TimeoutError):
                 connection.drain_events(timeout=60)
+
+
+def look_often(interval: float) -> None:
+    """Let this process look, where it would use key tracking."""
+    from celery_superfetch.store import arrivals
+    from celery_superfetch.transport import poller
+    from celery_superfetch.transport.fetch import reads
+
+    poller.POLL_INTERVAL = interval
+    arrivals.LOOK_INTERVAL = reads.CHECK_INTERVAL = 0.9 * interval
+    arrivals.Arrivals.track = arrivals.Arrivals.look
 
 
 def run_fleet(contender: str, url: str, told: str, owners: str, number: str, work: str) -> None:
@@ -136,6 +156,9 @@ class Fleet:
         """Number of processes of which a connection is in a blocking command."""
         rows = self.client.client_list()
         return sum("b" in row["flags"] for row in rows)
+
+    def sent(self) -> int:
+        return sum(commands for commands, _ in self.counts.read().values())
 
     def publish(self) -> None:
         queue = random.choice(self.queues)
@@ -197,6 +220,20 @@ def busy(contender: str, args: Any) -> tuple[float, ...]:
     return quantiles(took)
 
 
+def few(contender: str, args: Any) -> tuple[float, ...]:
+    """Commands per second of a process without a job; p50 and p99 (ms)."""
+    fleet, took = Fleet(contender, args.owners, args.queues), []
+    with fleet.running():
+        before = fleet.sent()
+        time.sleep(AT_REST)
+        commands = (fleet.sent() - before) / AT_REST / args.owners
+        for _ in range(args.jobs):
+            fleet.publish()
+            took += fleet.heard(PATIENCE)
+            time.sleep(random.uniform(0.05, 0.3))  # no step with the looks
+    return commands, *quantiles(took)
+
+
 def quantiles(took: Sequence[float]) -> tuple[float, float]:
     return statistics.median(took), sorted(took)[int(len(took) * 0.99)]
 
@@ -234,13 +271,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         Table("most are busy: half of the jobs", "ms, p50", more=False),
         Table("most are busy: 99 of 100", "ms, p99", more=False),
     ]
+    lonely = [
+        Table("a process without a job", "commands/s", more=False, to=OURS),
+        Table("from publishing to start, half of the jobs", "ms, p50", more=False, to=OURS),
+        Table("from publishing to start, 99 of 100", "ms, p99", more=False, to=OURS),
+    ]
     begin(crowd[0])
     if args.only in "idle":
         title = f"{args.owners} consumers, {args.queues} queues"
         measure(crowd, title, names, idle, args)
     if args.only in "busy":
         measure(tail, f"{args.busy} consumers, {args.queues} queues", names, busy, args)
-    finish(args, [table for table in (*crowd, *tail) if table.rows])
+    for owners in (1, 2) if args.only in "few" else ():
+        args.owners = owners
+        title = f"{owners} consumers, {args.queues} queues"
+        measure(lonely, title, [OURS, LOOKING], few, args)
+    finish(args, [table for table in (*crowd, *tail, *lonely) if table.rows])
 
 
 if __name__ == "__main__":
