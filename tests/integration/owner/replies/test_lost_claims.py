@@ -53,6 +53,16 @@ def test_a_start_that_an_older_snapshot_has_undone_is_recorded_again(hasty, owne
     assert hasty.private(owner) == [waited.job.payload]
 
 
+def test_a_job_that_was_recorded_and_not_started_loses_its_record_after_a_reconcile(hasty, owner):
+    held = hasty.driver
+    [claimed] = hasty.take(owner, payload(1), starts=1)
+    held.needs_reconcile = True
+    assert held.reconcile(owner.owner, {"mail": 0}) == 0
+    held.reserve(claimed.job)
+    held.unrecord(claimed.job)
+    assert hasty.recorded(owner) == []
+
+
 def test_a_look_that_fails_is_made_again(server, hasty, owner):
     held = hasty.driver
     hasty.push("mail", payload(1))
