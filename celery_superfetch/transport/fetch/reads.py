@@ -266,7 +266,7 @@ class BlockingReads:
             self._refused[BlockingRead] = monotonic() + UNBLOCKABLE
         except ResponseError as exc:  # WRONGTYPE, a lost permission
             self.refused(read.queue_list, str(exc))
-        except (RedisError, OSError) as exc:
+        except BaseException as exc:  # also the end of a greenlet, and what a signal handler raises
             self.owner.leases.doubt = True
             self.close([read])
             if not isinstance(exc, NotServed):  # else the next tick waits at another server

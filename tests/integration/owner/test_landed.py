@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ import redis
 from celery_superfetch.model.job import Counters
 from celery_superfetch.store.private_lists import LARGE_BYTES
 from support.driver import Driver
+from support.interruption import interrupted
 from support.workers.bench import Bench, payload
 
 ONE, TWO, THREE, FOUR = (payload(n) for n in range(1, 5))
@@ -224,10 +224,6 @@ def test_while_the_server_is_away_putting_back_waits(fresh_server, make):
     assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
 
 
-class Late(BaseException):
-    """What a signal handler raises, as ``gevent.Timeout`` is no ``Exception``."""
-
-
 @pytest.mark.parametrize("is_deferred", [True, False])
 def test_putting_back_that_is_interrupted_is_done_again(make, proxy, bench, is_deferred):
     member = make(proxy.url())
@@ -236,20 +232,10 @@ def test_putting_back_that_is_interrupted_is_done_again(make, proxy, bench, is_d
     put_back = partial(member.unland, member.name, ["mail"])
     if is_deferred:
         member.overdue.append(put_back)
-
-    def interrupt(*_: object) -> None:
-        raise Late
-
-    before = signal.signal(signal.SIGALRM, interrupt)
     proxy.stall()
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        with pytest.raises(Late):
-            member.catch_up() if is_deferred else put_back()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        proxy.heal()
+    with interrupted():
+        member.catch_up() if is_deferred else put_back()
+    proxy.heal()
     member.catch_up()
     assert (bench.queue(), bench.landed(member.name)) == ([ONE], [])
 

@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from celery_superfetch.store.redis.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.reads import BlockingRead
+from support.interruption import interrupted
 from support.servers.commands import blocked, calls
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
@@ -124,6 +125,20 @@ def test_a_read_that_broke_with_a_job_leaves_none_behind(server, bench):
         inbox.channel.close()
         assert bench.queue() == [payload(1)]
     assert bench.registry.owners() == {}
+
+
+def test_a_read_that_is_interrupted_leaves_no_job_behind(proxy, bench):
+    """Half of the reply has come, and a signal handler raises."""
+    proxy.halve_at(lambda words: words[:2] == [b"BLMOVE", b"mail"])
+    with Inbox(proxy.url(), prefetch=1) as inbox:
+        inbox.settle_in()
+        bench.push("mail", payload(1))
+        eventually(lambda: bench.queue() == [])
+        with interrupted():
+            inbox.receive(1)
+        assert inbox.receive(1)
+        inbox.ack_all()
+        eventually(lambda: inbox.turn() or not bench.held())
 
 
 def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(url, bench):

@@ -14,6 +14,7 @@ from kombu.asynchronous.hub import Hub
 from celery_superfetch.transport import poller
 from celery_superfetch.transport.intake import Intake
 from support.driver import Driver, Executor
+from support.interruption import Late
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish, turn_of
@@ -145,21 +146,17 @@ def test_a_consumer_without_requests_may_begin_at_any_moment(url, bench):
         assert [driver.state(job) for job in (pushed, pulled)] == ["DELIVERED"] * 2
 
 
-class Late(BaseException):
-    """What a signal handler raises; ``gevent.Timeout`` is no ``Exception`` either."""
-
-
 def test_a_job_whose_delivery_is_interrupted_is_delivered_again(url, bench):
     interruptions = [Late()]
 
-    def interrupted(*_: Any) -> bool:
+    def intercept(*_: Any) -> bool:
         if interruptions:
             raise interruptions.pop()
         return False
 
     bench.push("mail", payload(1), payload(2))
     with Inbox(url, prefetch=2, consume=False) as inbox:
-        inbox.channel.intake = Intake(intercept=interrupted)
+        inbox.channel.intake = Intake(intercept=intercept)
         inbox.consumer.consume()
         with pytest.raises(Late):
             inbox.receive(1)
