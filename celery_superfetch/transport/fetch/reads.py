@@ -364,8 +364,10 @@ class BlockingReads:
         self._check_at = 0.0  # a list that has changed is not tracked any more
         try:
             changed, has_jobs = self._arrivals.read()
-        except (RedisError, OSError):
+        except BaseException as exc:
             self._close_arrivals()  # no claim is lost with it; the next ``wait_on`` opens another
+            if not isinstance(exc, (RedisError, OSError)):
+                raise
             return
         self.note(changed)
         if has_jobs:
