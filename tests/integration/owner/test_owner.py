@@ -297,3 +297,15 @@ def test_a_registration_whose_answer_was_lost_leaves_no_second_name(make, bench,
     member.heartbeat()
     assert cut.is_set()
     assert list(bench.registry.owners()) == [member.name]
+
+
+def test_a_plain_consumer_is_busy_until_its_job_is_acked(member, bench):
+    """It has no pool that could say so: no suspect gets a solo run beside the job."""
+    driver = Driver.of(member)
+    assert not member.busy
+    bench.push("mail", payload(1))
+    [claimed] = driver.claim(member.name, ["mail"], 1).jobs
+    driver.deliver(claimed.job)
+    assert member.busy
+    driver.finish(claimed)
+    assert not member.busy, "its ack may wait for the next send"
