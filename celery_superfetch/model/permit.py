@@ -43,7 +43,7 @@ class StartPermit:
         self._heard = owner, asked + HEARTBEATS * self._interval
 
     def end(self) -> None:
-        """Let nothing start until ``heard`` is called again."""
+        """Forbid each start until ``heard`` is called again."""
         self._heard = self.holder, 0.0
 
     def deadline(self, owner: str) -> float:

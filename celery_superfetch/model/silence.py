@@ -21,7 +21,7 @@ class Silence:
     """The staleness of other owners, by looks at their heartbeats.
 
     After a look that failed, or that came more than ``longest_gap`` s after the one before, the
-    watch begins anew. It goes by the clock of this process, and not by that of the server. So
+    watch starts again. It goes by the clock of this process, and not by that of the server. So
     neither an outage nor a server's clock that was set makes an owner stale. Times are arguments,
     in s of ``clock``.
     """
@@ -51,7 +51,7 @@ class Silence:
         return entry if entry[0] == score else (score, now)
 
     def interrupt(self) -> None:
-        """Begin the watch anew, since a look failed: this process may have been cut off, and not
+        """Start the watch again, since a look failed: this process may have been cut off, and not
         the others."""
         self._last, self._still = None, {}
 

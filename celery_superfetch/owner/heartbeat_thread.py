@@ -44,8 +44,8 @@ class HeartbeatThread(threading.Thread):
         self._failing = False
 
     def ask(self, act: Callable[[], T]) -> T:
-        """Let the heartbeat thread call ``act`` at once; wait for its result, and return it. Any
-        other thread calls this.
+        """Call ``act`` in the heartbeat thread at once; wait for its result, and return it.
+        Any other thread calls this.
 
         Raises ConnectionError if the heartbeat thread has stopped; and what ``act`` raises.
         """

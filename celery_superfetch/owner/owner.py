@@ -265,7 +265,7 @@ class Owner:
 
     @property
     def has_deferred_calls(self) -> bool:
-        """Whether ``catch_up`` has deferred calls to make, or lost jobs to examine."""
+        """True if ``catch_up`` has deferred calls to make, or lost jobs to examine."""
         return bool(self.overdue or self.leases.pending.lost_jobs)
 
     def catch_up(self) -> None:

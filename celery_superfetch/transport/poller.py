@@ -140,7 +140,7 @@ class Poller(MultiChannelPoller):
         return self._doorbell
 
     def wake(self, *, end_round: bool = False) -> None:
-        """Let the loop come back at once, if this is another thread, or greenlet, than the loop's.
+        """Make the loop come back at once, if this is another thread, or greenlet, than the loop's.
 
         Such a thread calls it when a job has left: that may make room in a prefetch that was full.
         While it is full, no job's arrival ends the loop's sleep, and so the worker would be idle

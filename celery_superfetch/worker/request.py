@@ -307,7 +307,7 @@ class LeasedRequest(Request):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether Celery ends its run, at a cold shutdown or at a lost connection."""
+        """True if Celery ends its run, at a cold shutdown or at a lost connection."""
         return bool(self._already_cancelled)
 
     @property

@@ -173,7 +173,7 @@ class FetchLoop:
 
     @property
     def _next_start_sends(self) -> bool:
-        """Whether this thread starts a job next, in a solo pool. What is pending goes with its
+        """True if this thread starts a job next, in a solo pool. What is pending goes with its
         start record, so that no send is made before."""
         return self.runner.inline and bool(self.backlog.ready)
 
