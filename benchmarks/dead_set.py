@@ -44,7 +44,9 @@ def fill(bench: Bench, jobs: int, size: int) -> None:
         numbers = range(at, min(at + 100, jobs))
         raws = [payload(f"id-{n}", task=_task(n), padding=padding) for n in numbers]
         given = bench.give(OWNER, "mail", raws)
-        bench.scripts.run_all([bench.dead_set.kill(bench.recovery(j), marked=False) for j in given])
+        bench.scripts.run_all(
+            [bench.dead_set.kill_call(bench.recovery(j), marked=False) for j in given]
+        )
 
 
 def _task(number: int) -> str:

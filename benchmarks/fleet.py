@@ -94,13 +94,13 @@ def consume(contender: str, url: str, number: int, told: str, work: float) -> No
 
 def look_often(interval: float) -> None:
     """Let this process look, where it would use key tracking."""
-    from celery_superfetch.store import arrivals
+    from celery_superfetch.store import key_tracking
     from celery_superfetch.transport import poller
-    from celery_superfetch.transport.fetch import reads
+    from celery_superfetch.transport.fetch import blocking_reads
 
     poller.POLL_INTERVAL = interval
-    arrivals.LOOK_INTERVAL = reads.CHECK_INTERVAL = 0.9 * interval
-    arrivals.Arrivals.track = arrivals.Arrivals.look
+    key_tracking.EXISTS_INTERVAL_S = blocking_reads.CHECK_INTERVAL = 0.9 * interval
+    key_tracking.KeyTracker.track = key_tracking.KeyTracker.check
 
 
 def run_fleet(contender: str, url: str, told: str, owners: str, number: str, work: str) -> None:

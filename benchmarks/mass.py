@@ -25,7 +25,7 @@ from celery import Celery
 from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before
 from redis.connection import parse_url
 
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.store.redis.clients import run_id
 from support.servers.server import Server
 from support.workers.bench import Bench, elsewhere, image_of, payload
@@ -68,7 +68,7 @@ class Package:
 
     def rounds(self, membership: Any) -> Any:
         """What its maintenance does."""
-        return self.part("worker.maintenance", "Rounds")(self.app, membership)
+        return self.part("worker.maintenance", "OwnerMaintenance")(self.app, membership)
 
 
 def mass_death(package: Package, dead: int, connected: bool) -> float:
@@ -78,13 +78,13 @@ def mass_death(package: Package, dead: int, connected: bool) -> float:
     bench = Bench(client, **LIMITS)
     with package.member() as membership:
         rounds = package.rounds(membership)
-        facts = {} if connected else {"run_id": run_id(client), "connections": (1 << 40,)}
+        record = {} if connected else {"run_id": run_id(client), "connections": (1 << 40,)}
         for number in range(dead):
-            gone = bench.owner(elsewhere(f"gone-{number // OWNERS_PER_HOST}", number + 1), **facts)
+            gone = bench.owner(elsewhere(f"gone-{number // OWNERS_PER_HOST}", number + 1), **record)
             bench.give(gone.owner, "mail", [payload(number)])
         began = time.monotonic()
         while client.llen("mail") < dead and time.monotonic() - began < PATIENCE:
-            rounds.go(time.monotonic())
+            rounds.tick(time.monotonic())
             time.sleep(ROUND)
     assert client.llen("mail") == dead
     return time.monotonic() - began
@@ -104,8 +104,8 @@ def start(package: Package, owners: int, per_host: int) -> float:
         client.set(bench.keys.lock("all"), 1)  # another worker's pass over all owners is on
         client.set(bench.keys.lock("full"), 1)
         before = sent(client)
-        package.part("worker.steps", "_first_pass")(package.app, membership)
-        rounds.go(time.monotonic())
+        package.part("worker.bootsteps", "_first_pass")(package.app, membership)
+        rounds.tick(time.monotonic())
         return (sent(client) - before) / 1000
 
 
@@ -130,10 +130,10 @@ def one_host(package: Package, workers: int) -> float:
         membership = stack.enter_context(package.member(heartbeat_interval=60, owner_ttl=120))
         rounds = package.rounds(membership)
         rounds._next_pass = time.monotonic() + 3600
-        rounds.go(time.monotonic())  # it learns their faces
+        rounds.tick(time.monotonic())  # it learns their faces
         times, began = 50, time.process_time()
         for _ in range(times):
-            rounds.go(time.monotonic())
+            rounds.tick(time.monotonic())
         return workers * (time.process_time() - began) / times / ROUND
 
 
@@ -142,10 +142,12 @@ def tombstones(package: Package, count: int) -> float:
     client = package.server.client()
     client.flushall()
     bench = Bench(client, **LIMITS)
-    gone: list[Facts] = [bench.owner(elsewhere(f"gone-{n}"), lists=LISTS) for n in range(count)]
-    for facts in gone:
-        score = bench.registry.owners()[facts.owner]
-        assert bench.registry.mark(facts, score, 3600, "gone")
+    gone: list[OwnerRecord] = [
+        bench.owner(elsewhere(f"gone-{n}"), lists=LISTS) for n in range(count)
+    ]
+    for record in gone:
+        score = bench.registry.owners()[record.owner]
+        assert bench.registry.mark(record, score, 3600, "gone")
     config = package.part("model.config", "Config")()
     database = package.part("store.database", "Database")(client, config)
     reaper = package.part("reaper.reaper", "Reaper")(database)

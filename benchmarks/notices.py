@@ -20,7 +20,7 @@ from typing import Any
 
 from compare import OURS, Table, arguments, finish, measure_all
 
-from celery_superfetch.app.backend_turn import HELD_OFF, PAUSE
+from celery_superfetch.app.backend_lock import BACKEND_PAUSE_S, LOCK_EXPIRES_S
 from support.apps.build import build_app
 from support.servers.ledger import LEDGER_DB, Ledger
 from support.servers.proxy import FaultProxy
@@ -30,7 +30,7 @@ from support.workers.bench import Bench, payload
 from support.workers.worker import Worker, app_env
 
 #: What the tests' app shortens.
-REAL = {"PAUSE": str(PAUSE), "HELD_OFF": str(HELD_OFF)}
+REAL = {"PAUSE": str(BACKEND_PAUSE_S), "HELD_OFF": str(LOCK_EXPIRES_S)}
 
 PATIENCE = 900.0  # seconds after which something is wrong
 SECONDS = 30  # for which the result backend hangs

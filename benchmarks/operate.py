@@ -27,13 +27,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from compare import lines, machine  # (it puts the tests on the path)
+from compare import machine  # (it puts the tests on the path)
 from sent import watch_sent
 
 from support.servers.server import Server
 from support.workers.worker import app_env, process_env
-
-assert lines
 
 RESULT = Path(__file__).resolve().parent / "results" / "operate.json"
 OWNERS_PER_HOST = 10
@@ -57,12 +55,12 @@ COMMANDS = {
     "jobs --task nomatch": ("jobs", "--task", "nomatch"),
     "jobs --state running": ("jobs", "--state", "running"),
     "jobs --state reserved": ("jobs", "--state", "reserved"),
-    "jobs --state parked": ("jobs", "--state", "parked"),
+    "jobs --state scheduled": ("jobs", "--state", "scheduled"),
     "jobs --state probation": ("jobs", "--state", "probation"),
     "jobs --state struck": ("jobs", "--state", "struck"),
     "page: the overview": ("page", "/"),
     "page: jobs with strikes": ("page", "/jobs?state=struck"),
-    "drain --dry-run": ("drain", "--dry-run"),
+    "rollback --dry-run": ("rollback", "--dry-run"),
     "dead list": ("dead", "list"),
     "reap": ("reap",),
     "dead retry --all": ("dead", "retry", "--all", "--yes"),
@@ -152,12 +150,12 @@ class Fleet:
             for number in range(args.probation):
                 name = names[number % len(names)]
                 raw = payload(f"p{number}", name)
-                history = keys.recoveries(digest(raw))
+                history = keys.history(digest(raw))
                 pipe.lpush(keys.probation(name), raw)
                 pipe.sadd(keys.on_probation, name)
-                pipe.hset(history, mapping={"strikes": 2, "recoveries": 2, "probation": 1})
+                pipe.hset(history, mapping={"strikes": 2, "recoveries": 2, "solo_runs": 1})
                 pipe.expire(history, 86_400)
-            pipe.set(keys.recovered, 1, ex=86_400)
+            pipe.set(keys.has_history, 1, ex=86_400)
             for name in names:
                 pipe.lpush(keys.queue(name), payload(f"w-{name}", name))
             pipe.execute()
@@ -192,11 +190,11 @@ class Fleet:
         bench, owner = self.bench, self.owners[0]
         bench.registry.heartbeat(owner, bench.registry.heartbeat(owner, 0, {}).now, {})
 
-    def make_room(self) -> None:
+    def quiesce(self) -> None:
         from celery_superfetch.store.queues import Suspects
 
         named = self.bench.registry.heartbeat(self.owners[0], 0, {}).probation
-        Suspects(self.bench.database).make_room("owner", [*islice(named, 100)], 60.0, 10)
+        Suspects(self.bench.database).ask_quiesce("owner", [*islice(named, 100)], 60.0, 10)
 
     def make_pass(self) -> None:
         from celery_superfetch.app.reaper import record_pass
@@ -211,15 +209,15 @@ class Fleet:
         self.make_pass()
 
     def release(self) -> None:
-        from celery_superfetch.store.parked import Parked
+        from celery_superfetch.store.parked_jobs import ParkedJobs
 
-        Parked(self.bench.database).release({})
+        ParkedJobs(self.bench.database).release({})
 
     @property
     def acts(self) -> Mapping[str, Callable[[], None]]:
         return {
             "two heartbeats": self.heartbeat,
-            "a heartbeat, and to ask for a quiesce": self.make_room,
+            "a heartbeat, and to ask for a quiesce": self.quiesce,
             "the first pass": self.make_pass,
             "a pass at rest": self.make_pass,
             "release of 10,000 due jobs": self.release,

@@ -28,7 +28,7 @@ from typing import Any
 from compare import OURS, STOCK, TRANSPORTS, Row, Table, arguments, begin, finish
 from kombu import Connection
 
-from celery_superfetch.model.place import Place
+from celery_superfetch.model.owner_rank import OwnerRank
 from support.process import Process
 from support.servers.server import Server
 from support.waiting import eventually
@@ -74,11 +74,13 @@ class Fleet:
         """Wait until each simulated owner knows of all ``owners``."""
         eventually(lambda: self._known() == {owners}, PATIENCE, message=f"{owners} places")
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[OwnerRank]:
         """The last places of the simulated owners that are registered."""
         places = self.client.hgetall(PLACES)
         rows = {row.decode().rpartition(":a:")[2] for row in self.client.zrange(RANKS, 0, -1)}
-        return [Place(*json.loads(raw)) for name, raw in places.items() if name.decode() in rows]
+        return [
+            OwnerRank(*json.loads(raw)) for name, raw in places.items() if name.decode() in rows
+        ]
 
     def _known(self) -> set[int]:
         return {place.owners for place in self._places()}

@@ -7,7 +7,7 @@ The docs draw theirs when they are built; matplotlib comes with their extra.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from compare import STOCK, kept
@@ -46,4 +46,8 @@ def draw(results: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", type=Path, help="what a benchmark wrote by --json")
+    parser.add_argument("picture", type=Path, help="the SVG to write")
+    args = parser.parse_args()
+    draw(args.results, args.picture)

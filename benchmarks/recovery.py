@@ -37,7 +37,7 @@ from kombu import Connection
 from sent import watch_sent
 
 from celery_superfetch.model.config import DEFAULTS
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.store.redis.clients import run_id
 from support.servers.server import Server
 from support.servers.work import noted
@@ -100,7 +100,7 @@ def jobs_of(count: int, size: int, name: str = "id") -> list[bytes]:
     return [payload(f"{name}-{n}", padding=padding) for n in range(count)]
 
 
-def give(bench: Bench, owner: Facts, jobs: Sequence[bytes], running: int = 0) -> None:
+def give(bench: Bench, owner: OwnerRecord, jobs: Sequence[bytes], running: int = 0) -> None:
     """Let an owner have claimed some jobs, and run the last of them."""
     given = bench.give(owner.owner, "mail", jobs)
     for job in given[len(given) - running :]:
@@ -164,9 +164,9 @@ def many_owners(
     client = _empty(server)
     bench = Bench(client)
     here = client.client_id()
-    facts = {"run_id": run_id(client), "connections": (here,)}
+    record = {"run_id": run_id(client), "connections": (here,)}
     for n in range(owners - dead):
-        bench.owner(elsewhere(f"host-{n // OWNERS_PER_HOST}", n + 1), **facts)
+        bench.owner(elsewhere(f"host-{n // OWNERS_PER_HOST}", n + 1), **record)
     hasty = Bench(client, heartbeat_interval=PROMISED, owner_ttl=100 * SILENCE)
     gone = {"run_id": run_id(client), "connections": (1 << 40,)}
     for n in range(dead):

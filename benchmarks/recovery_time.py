@@ -119,10 +119,8 @@ def neighbour(bench: Bench, kills: int, hosts: tuple[str | None, str | None]) ->
     stays = bench.worker(hosts[1], queues=["standby"]).wait_ready()
     dice = random.Random(0)
     for number in range(kills):
-        job = f"kill-{number}"
         victim = bench.worker(hosts[0]).wait_ready()
-        bench.hold(job)
-        bench.running(job)
+        job = _hold(bench, number)
         bench.control("add_consumer", stays)
         time.sleep(dice.uniform(0, HEARTBEAT))
         killed = time.time()
@@ -131,6 +129,14 @@ def neighbour(bench: Bench, kills: int, hosts: tuple[str | None, str | None]) ->
         bench.control("cancel_consumer", stays)
         bench.ledger.release(job)
         victim.close()
+
+
+def _hold(bench: Bench, number: int) -> str:
+    """Send a job that runs until it is released; return its name when it runs."""
+    job = f"kill-{number}"
+    bench.hold(job)
+    bench.running(job)
+    return job
 
 
 def successor(bench: Bench, kills: int, elsewhere: bool) -> Iterator[float]:
@@ -142,15 +148,24 @@ def successor(bench: Bench, kills: int, elsewhere: bool) -> Iterator[float]:
     """
     one = bench.worker("box", name="same").wait_ready()
     for number in range(kills):
-        job = f"kill-{number}"
-        bench.hold(job)
-        bench.running(job)
+        job = _hold(bench, number)
         killed = time.time()
         one.kill9_all()
         one.close()
         if elsewhere:
             bench.occupy()
         one = bench.worker("box", name="same")
+        yield bench.running(job, 2) - killed
+        bench.ledger.release(job)
+
+
+def pool_process(bench: Bench, kills: int) -> Iterator[float]:
+    """The only pool process of a worker is killed while it runs a job, as by the OOM killer."""
+    one = bench.worker().wait_ready()
+    for number in range(kills):
+        job = _hold(bench, number)
+        killed = time.time()
+        one.kill9_child()
         yield bench.running(job, 2) - killed
         bench.ledger.release(job)
 
@@ -200,6 +215,11 @@ def added_queue(bench: Bench, times: int) -> Iterator[float]:
 Measure = Callable[[Bench, int], Iterator[float]]
 #: Name -> (what it says, whether it needs namespaces, how to measure it).
 MEASURES: dict[str, tuple[str, bool, Measure]] = {
+    "pool-process": (
+        "kill -9 of a pool process -> second start, same worker",
+        False,
+        pool_process,
+    ),
     "same-host": (
         "kill -9 -> second start, same host",
         False,

@@ -99,9 +99,9 @@ class Fleet:
         for _ in range(count):
             self.send("suspect", seconds, "aside")
             raw: Any = self.client.rpop("aside")
-            counters = {"strikes": 2, "recoveries": 2, "probation": 1}
-            self.client.hset(keys.recoveries(digest(raw)), mapping=counters)
-            self.client.set(keys.recovered, 1)
+            counters = {"strikes": 2, "recoveries": 2, "solo_runs": 1}
+            self.client.hset(keys.history(digest(raw)), mapping=counters)
+            self.client.set(keys.has_history, 1)
             self.client.lpush(keys.probation("celery"), raw)
             self.client.sadd(keys.on_probation, "celery")
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .transport.transport import SentinelTransport as SentinelTransport
     from .transport.transport import Transport as Transport
 
-#: Where public names live. Each is loaded when asked for: a producer loads the transport alone.
+#: Public name -> its module, loaded at the name's first use: a producer loads the transport alone.
 _HOMES = {
     name: home
     for home, names in {

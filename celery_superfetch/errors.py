@@ -1,4 +1,7 @@
-"""The few errors of this package, each written for the person who has to act on it."""
+"""The errors of this package, each written for the person who has to act on it.
+
+Most rooms raise them. A worker stores ``PoisonPill`` as the result of a dead-lettered job.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,12 @@ class NotWhole(SuperfetchError):
 
 
 class BadFilter(SuperfetchError, ValueError):
-    """The conditions on jobs of the dead set make no sense; nothing was looked for."""
+    """The conditions on jobs of the dead set make no sense; nothing was searched."""
+
+
+class BadQueue(SuperfetchError, ValueError):
+    """A queue cannot be paused: nothing names it, or no queue can have that name, or too many are
+    paused. Nothing was changed."""
 
 
 class WrongType(SuperfetchError):
@@ -44,36 +52,36 @@ class WrongType(SuperfetchError):
 
 
 class StillInUse(SuperfetchError):
-    """Somebody alive may hold the jobs; nothing was moved. The text names who, and what to do."""
+    """A live worker may hold the jobs; nothing was moved. The text names it, and what to do."""
 
 
 class PoisonPill(SuperfetchError):
-    """A job was killed, and is in the dead set. This is stored as its result, so
+    """Error of a job that was moved to the dead set. It is stored as the job's result, so
     ``AsyncResult.get()`` raises it."""
 
-    # Celery looks for the class of a stored error among the modules that are loaded: with this name
-    # it finds it wherever this package is imported, before anything of it was used.
+    # Celery looks up the class of a stored error in a loaded module. It finds this one in each
+    # process that imports this package, also before ``errors`` was imported.
     __module__ = "celery_superfetch"
 
     # Its arguments are a sentence and a mapping of plain values, so that every result serializer
     # of Celery gives it back whole.
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
-        told = dict(facts or {})
-        super().__init__(text, told)
-        self.reason = str(told.get("reason", ""))  #: Why its last owner lost it.
-        #: How many of its recoveries may have been its own fault.
-        self.strikes = int(told.get("strikes", 0))
-        #: How often its run was cut short, its death included.
-        self.recoveries = int(told.get("recoveries", 0))
-        #: Who lost it each time, oldest first, as ``host|pid|nonce``.
-        self.owners: tuple[str, ...] = tuple(told.get("owners", ()))
+        fields = dict(facts or {})
+        super().__init__(text, fields)
+        self.reason = str(fields.get("reason", ""))  #: Reason for which its last owner lost it.
+        #: Number of its recoveries that may have been its own fault.
+        self.strikes = int(fields.get("strikes", 0))
+        #: Number of its runs that were cut short, its death included.
+        self.recoveries = int(fields.get("recoveries", 0))
+        #: Its owners that lost it, oldest first, each as ``host|pid|nonce``.
+        self.owners: tuple[str, ...] = tuple(fields.get("owners", ()))
         self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  #: Their host names.
-        #: When (server time, UTC), one for each of ``owners``; None where nobody noted it.
+        #: The times of it (server time, UTC), one for each of ``owners``; None: not recorded.
         self.times = tuple(
             None if at is None else datetime.fromtimestamp(at, timezone.utc)
-            for at in told.get("times", ())
+            for at in fields.get("times", ())
         )
-        self.dead_id = str(told.get("dead_id", ""))  #: Its id in the dead set.
+        self.dead_id = str(fields.get("dead_id", ""))  #: Its id in the dead set.
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,6 +1,9 @@
-"""The door in the wall: what there is to read of an app's database, for whoever only looks.
+"""Read access to an app's database: owners, jobs, queues, the dead set, the server.
 
-The console reads Redis by this class and by nothing else of the core.
+The console reads Redis by this class, and by nothing else of the core: `status`, `jobs`, `check`,
+`doctor`, the page and the metrics. It only reads: a process that dies here leaves nothing behind.
+Of what operators change it has the paused queues and the audit list, whose modules say what a death
+leaves.
 """
 
 from __future__ import annotations
@@ -11,51 +14,93 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .migration.stock_unacked import Unacked
 from .model.config import Config
-from .model.facts import Facts
 from .model.job import claimed_at
+from .model.owner_record import OwnerRecord
 from .model.process import ProcessImage
 from .model.verdict import Reason, judge
 from .reaper.evidence import judge_all, local_evidence
-from .store.counters import StrikeCounters
+from .store.audit_list import (
+    COMPLETE,
+    INTERRUPTED,
+    UNDER_WAY,
+    AuditEntry,
+    AuditList,
+    AuditRecord,
+)
+from .store.bulk_ids import BulkIds
 from .store.database import Database
-from .store.dead_set import DeadSet
-from .store.history import Counts, History
-from .store.holdings import PARKED, PROBATION, RESERVED, RUNNING, STATES, Holding, Holdings, Place
+from .store.dead_set import DeadSetStore
+from .store.in_flight_jobs import (
+    PARKED,
+    PROBATION,
+    RESERVED,
+    RUNNING,
+    STATES,
+    WAITING,
+    InFlightCounts,
+    InFlightJobs,
+    JobPlace,
+    SeenClaim,
+)
+from .store.job_search import JobSearch, Sought
 from .store.keyspace import Keyspace
-from .store.parked import Parked
+from .store.minutes import (
+    COUNTED,
+    ONE_MINUTE,
+    SERIES_MAX,
+    SLOTS,
+    TEN_MINUTES,
+    WAITING_JOBS,
+    Minutes,
+    Row,
+    Series,
+)
+from .store.owner_registry import OwnerRegistry
+from .store.parked_jobs import ParkedJobs
+from .store.paused_queues import Pause, PausedQueues
 from .store.queues import Queues, Suspects
 from .store.redis.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
 from .store.redis.trouble import advice_for
 from .store.redis.urls import client_at
-from .store.registry import Registry
-from .store.runs import RunCounts, Runs
+from .store.runs import Runs, RunSums
+from .store.stats import Counts, Stats
+from .store.strike_counters import StrikeCounters
 
 if TYPE_CHECKING:  # a probe waits for neither
     from celery import Celery
     from redis import Redis
 
-__all__ = ["PATIENCE", "STATES", "Counts", "Holding", "Inspector", "Place", "RunCounts"]
-__all__ += ["advice_for"]
-__all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING"]
+__all__ = ["READER_TIMEOUT_S", "STATES", "Counts", "InFlightCounts", "Inspector", "JobPlace"]
+__all__ += ["RunSums"]
+__all__ += ["Pause", "SeenClaim", "Sought", "advice_for"]
+__all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
+__all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
+__all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]
+__all__ += ["Row", "Series"]
 
-#: Seconds that whoever looks waits for the server; Prometheus itself gives a scrape ten by default.
-PATIENCE = 5.0
+#: Seconds for which a reader waits for the server. Prometheus gives a scrape ten by default.
+READER_TIMEOUT_S = 5.0
 
 
 class Stray(NamedTuple):
     """Jobs on a queue that no owner has served."""
 
     jobs: int
-    #: For how long (s) none came or went, as far as the server says: each is at least as old.
+    #: Seconds for which no job came or went, if the server says it: each job is at least as old.
     idle_s: int | None
 
 
 class Inspector:
-    """Reads a database. ``lists`` are the queue lists of the app; others are known by owners, and
-    where a job was seen. ``separator``, ``unacked``: kombu's ``sep``, its ``unacked_key`` and the
-    index."""
+    """A reader of one database.
 
-    separator = DeadSet.separator  # kombu's own, where the app has no other
+    Arguments:
+        lists: the queue lists of the app. Those of its owners, and lists with jobs, are found in
+            Redis.
+        separator: kombu's ``sep``.
+        unacked: kombu's ``unacked_key``, and the key of its index.
+    """
+
+    separator = DeadSetStore.separator  # kombu's own, where the app has no other
 
     def __init__(
         self,
@@ -66,18 +111,21 @@ class Inspector:
     ) -> None:
         self.database = database
         self.lists, self.separator = frozenset(lists), separator
-        self.registry, self.holdings = Registry(database), Holdings(database)
+        self.registry, self.in_flight_jobs = OwnerRegistry(database), InFlightJobs(database)
         self.queues, self.suspects = Queues(database), Suspects(database)
-        self.parked = Parked(database)
-        self.history, self.dead_set = History(database), DeadSet(database)
-        self.runs = Runs(database)
+        self.parked, self.paused = ParkedJobs(database), PausedQueues(database)
+        self.stats, self.dead_set = Stats(database), DeadSetStore(database)
+        self.runs, self.minutes = Runs(database), Minutes(database)
         self.strikes = StrikeCounters(database)
+        self.search = JobSearch(database)
+        self.audit, self.bulk_ids = AuditList(database), BulkIds(database)
         self.unacked = Unacked(database, *unacked)
 
     @classmethod
     def of(cls, app: Celery, client: Redis | None = None, timeout: float = 0.0) -> Inspector:
-        """That of an app; by a ``client``, or by one of its own, which waits ``timeout`` seconds
-        for each reply (0: as the app's options say). Raises as ``client_of`` does."""
+        """Make the inspector of an app, with a ``client``, or with a client of its own that waits
+        ``timeout`` seconds for each reply (0: as the app's options say). Raises as ``client_of``
+        does."""
         from .app.broker import client_of, database_of
         from .app.queues import lists_of, separator_of, unacked_of
 
@@ -86,7 +134,7 @@ class Inspector:
 
     @staticmethod
     def check_options(app: Celery) -> None:
-        """Raises ConfigError, before the server is asked."""
+        """Check an app's options without a command to the server; ConfigError."""
         from .app.broker import config_of
 
         config_of(app)
@@ -95,8 +143,8 @@ class Inspector:
     def at(
         cls, url: str, master: str, prefix: str, timeout: float, *, accepted: str = ""
     ) -> Inspector:
-        """That of a database by its URL, without its app and without Celery; ``accepted`` as the
-        option ``accepted_findings``."""
+        """Make the inspector of a database by its URL, without its app and without Celery.
+        ``accepted``: the option ``accepted_findings``."""
         config = Config(global_keyprefix=prefix, accepted_findings=accepted)
         return cls(Database(client_at(url, master, prefix, timeout), config))
 
@@ -106,20 +154,22 @@ class Inspector:
     def __exit__(self, *_: object) -> None:
         self.database.client.close()
 
-    def judged(self) -> list[tuple[Facts, int, Reason]]:
-        """Every owner with its score and verdict, as one who does not watch can know it."""
+    def judged(self) -> list[tuple[OwnerRecord, int, Reason]]:
+        """Return every owner with its score and verdict, from one look: without watching, no owner
+        is dead by its staleness."""
         return judge_all(self.registry)
 
-    def near(self, host: str = "") -> Iterator[tuple[Facts, float, Reason]]:
-        """Owners, of a host alone if one is given, with the seconds since each was heard and the
-        verdict by these and by its process: a frozen one is there, and its heart is not."""
+    def near(self, host: str = "") -> Iterator[tuple[OwnerRecord, float, Reason]]:
+        """Yield owners (of ``host`` alone, if it is not empty), the seconds since the last
+        heartbeat, and the verdict by these seconds and by the process: a frozen process exists, and
+        sends no heartbeat."""
         scores, now = self.registry.owners(), self.database.server_time()
         here = ProcessImage.current()
         owners = [owner for owner in scores if not host or owner.partition("|")[0] == host]
-        known = self.registry.facts(owners)
-        for owner, facts in known.items():
+        known = self.registry.records(owners)
+        for owner, record in known.items():
             age = max(0, now - scores[owner]) / 1000
-            yield facts, age, judge(local_evidence(facts, here, known.values(), age))
+            yield record, age, judge(local_evidence(record, here, known.values(), age))
 
     def refusals(
         self, lines: Iterable[str], queue_lists: Iterable[str]
@@ -130,35 +180,34 @@ class Inspector:
 
     @property
     def deadlock(self) -> tuple[str, str] | None:
-        """What may stop this process for ever, and what mends it; None: nothing is known of."""
+        """A known fault that may stop this process for ever, and its fix; None: it has none."""
         return (DEADLOCK, DEADLOCK_FIX) if MAY_DEADLOCK else None
 
     def server(self) -> tuple[dict[str, Any], str | None]:
-        """What the server says of itself (nothing where that is forbidden), and when it saves."""
+        """Return the server's INFO (empty where it is forbidden), and its setting ``save``."""
         return info(self.database.client), setting(self.database.client, "save")
 
     def orphans(self) -> set[str]:
-        """Owners that nobody has registered, and that have private lists. Raises
-        NoPermissionError where SCAN is forbidden."""
+        """Return owners that have private lists and no owner record. Raises NoPermissionError where
+        SCAN is forbidden."""
         holders = Keyspace(self.database).holders()
-        # Who has come meanwhile is known by now.
+        # Read after the scan: an owner that joined during it is registered by now.
         return holders - {*self.registry.owners(), *self.registry.tombstones()}
 
     def unregistered(self, owner: str) -> tuple[str, int, float | None]:
-        """Return of an owner that is not registered the key of its private list, how many jobs are
-        there, and for how long (s) the oldest has been claimed, by its host's clock (None: it does
-        not say)."""
-        claims = self.holdings.lists.held(owner).claims
+        """Return the key of an unregistered owner's private list, the number of jobs in it, and the
+        seconds since its oldest claim, by its host's clock (None: its name does not say)."""
+        claims = self.in_flight_jobs.lists.held(owner).claims
         since = claimed_at(claims[-1]) if claims else None
         age = None if since is None else max(0.0, time() - since)
-        return self.holdings.lists.place_of(owner), len(claims), age
+        return self.in_flight_jobs.lists.place_of(owner), len(claims), age
 
     def strays(self, known: Iterable[str]) -> dict[str, Stray]:
-        """Queues beside those that are ``known`` on which senders have left jobs.
+        """Return queues other than those that are ``known`` on which senders have left jobs.
         Raises NoPermissionError where SCAN is forbidden."""
-        queues, split = Keyspace(self.database).bound(self.separator) - {*known}, self.separator
-        steps = {"".join(name.partition(split)[1:]) for name in self.lists}
-        names = [f"{queue}{step}" for queue in queues for step in steps]
+        known, split = {*known}, self.separator
+        found = Keyspace(self.database).bound_lists(split, self.lists)
+        names = [name for name in found if name.partition(split)[0] not in known]
         idle_s = self.queues.idle_s(names)  # first: to ask for a length is a read
         strays: dict[str, Stray] = {}
         for name, (length, _) in zip(names, self.queues.lengths(names), strict=True):

@@ -1,4 +1,9 @@
-"""Signals of this package, and what they bring.
+"""The signals of this package, and the values that they carry.
+
+Reapers and workers send the signals of a recovery, an owner sends ``ownership_lost``, and the run
+of a failure notification ``job_killed`` (the reaper or the worker itself, where there is no
+notification). Receivers run in the thread that sends. If the process dies between an act and its
+signal, the act is done and the signal is missed; a failure notification runs again.
 
 Foreign names:
 
@@ -25,7 +30,8 @@ Receiver = TypeVar("Receiver", bound=Callable[..., Any])
 
 
 class Signal(dispatch.Signal):
-    """One whose receivers may do what they like in any thread of ours: no fork meets them."""
+    """A signal whose receivers may take locks of libraries in this package's threads: forks wait
+    until they return."""
 
     if TYPE_CHECKING:  # Celery's, with the types that it has not
 
@@ -55,19 +61,20 @@ class Signal(dispatch.Signal):
         ) -> bool: ...
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
-        """Call each receiver; what one raises is logged, and its answer. Also a SystemExit: it
-        would end the thread that looks for dead owners."""
-        from .model import forks  # a producer only connects receivers
+        """Call each receiver and return the receivers with their answers. An error of a receiver is
+        logged, and is its answer; also a SystemExit, which would end the maintenance thread."""
+        from .model import fork_gate  # a producer only connects receivers
         from .model.foreign import describe, loggable
 
         answers: list[tuple[Any, Any]] = []
-        with forks.kept_off():
+        with fork_gate.kept_off():
             for receiver in self._live_receivers(sender):
                 try:
                     answers.append((receiver, receiver(signal=self, sender=sender, **named)))
                 except (Exception, SystemExit) as exc:
                     logger.error(
-                        "Receiver %s of signal %s raised %s. The worker goes on; fix the receiver.",
+                        "Receiver %s of signal %s raised %s. The worker continues; fix the "
+                        "receiver.",
                         describe(receiver),
                         self.name,
                         describe(exc),
@@ -78,34 +85,35 @@ class Signal(dispatch.Signal):
 
 
 #: Sent before a job is recovered, with ``recovery``, a `Recovery`. A receiver may return a
-#: `Decision`; with None it has no say.
+#: `Decision`; None leaves the decision to others.
 job_recovering = Signal(name="job_recovering", providing_args={"recovery"})
 #: Sent when a job is back on its queue, or on probation, with ``recovery``, a `Recovery`.
 job_recovered = Signal(name="job_recovered", providing_args={"recovery"})
 #: Sent when a job is in the dead set, with ``job``, a `DeadJob`.
 job_killed = Signal(name="job_killed", providing_args={"job"})
-#: Sent when the jobs of a dead owner were taken back, with ``reaped``, a `ReapedOwner`.
+#: Sent when the jobs of a dead owner were recovered, with ``reaped``, a `ReapedOwner`.
 owner_reaped = Signal(name="owner_reaped", providing_args={"reaped"})
-#: Sent when a job was taken away from this process, with ``lost``, a `LostJob`. It may run twice.
+#: Sent when this process has lost the ownership of a job, with ``lost``, a `LostJob`. The job may
+#: run twice.
 ownership_lost = Signal(name="ownership_lost", providing_args={"lost"})
 
 
 class ReapedOwner(NamedTuple):
-    """What ``owner_reaped`` tells: an owner was dead, and its jobs were taken back."""
+    """A dead owner whose jobs were recovered, for ``owner_reaped``."""
 
     owner: str  #: ``host|pid|nonce``
     host: str  #: host name of its process
     pid: int  #: process id on that host
     app_name: str  #: name of its Celery app; empty outside Celery
-    reason: str  #: why it was taken for dead
-    recovered: int  #: how many jobs went back to their queues, or on probation
-    killed: int  #: how many jobs went to the dead set
+    reason: str  #: why it was declared dead
+    recovered: int  #: number of jobs that were recovered: to their queues, or on probation
+    killed: int  #: number of jobs that were moved to the dead set
 
 
 class LostJob(NamedTuple):
-    """What ``ownership_lost`` tells: a job that was claimed here is another's by now."""
+    """A job that this process has claimed and no longer owns, for ``ownership_lost``."""
 
-    owner: str  #: who had claimed it, as ``host|pid|nonce``
+    owner: str  #: the owner that had claimed it, as ``host|pid|nonce``
     queue_list: str  #: the queue list it came from
     payload: bytes  #: the message, as its producer sent it
     task: str | None  #: name of its task; None if the payload does not say

@@ -33,7 +33,7 @@ extensions = [
     "captions",  # and which file a code block is
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "_ext"]
+exclude_patterns = ["_build", "_ext", "contribute"]  # docs/contribute is read in the repository
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -52,6 +52,7 @@ html_theme = "furo"
 html_title = f"celery_superfetch {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 
 # Prompts are for reading; only what follows them is to be copied.
 copybutton_prompt_text = r"\$ |>>> "

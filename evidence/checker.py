@@ -10,7 +10,8 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
   worker serves, one job after the other. ``pill``: how often a job that kills whoever runs it may
   run; it ``stops`` its whole worker instead: then it may also come to its end. ``ends``: in which
   states its result may be (SUCCESS alone, where there are none). ``queue``, ``priority``: where it
-  was sent. ``doubt``: the sender got an error, so that it may have been sent or not.
+  was sent. ``until``: when the sender had an answer. ``doubt``: that was an error, so that it may
+  have been sent or not. ``shared``: other jobs have its task id, so that it has no result.
 - ``start`` and ``end``: a ``run`` of a ``step`` of a ``job``, by process ``pid`` of a ``worker``,
   which came by a ``message``: whoever publishes a step twice makes two. ``given``: a body's values.
   ``by`` and ``part``: a run published this one by hand, besides the steps of its job.
@@ -23,7 +24,12 @@ A history has one JSON line for each event, in any order; `at` is in seconds sin
   its ``worker`` was lost, as was found at ``struck``.
 - ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
   hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
-  One that hit no worker (a pool was told to shrink, say) excuses nothing.
+  One that hit no worker (a pool was told to shrink, or the server to close idle connections)
+  excuses nothing. ``back``: the server came back as it was at that time. Then a job that was not
+  settled by then may run again as soon as the server is killed, and publish its steps once more;
+  and what was sent after that time and before the server was back may be lost. That holds for the
+  body of a chord, too, whose last part ended in this time: its parts are counted elsewhere. It
+  holds for no other step: the job that publishes it is in the snapshot, and runs again.
 - ``outcome``: of a step whose result is no success: its ``state``, and the ``type`` of a failure.
 - ``rest``: nothing is under way any more, or ``waits`` somewhere; without it this is not whole.
 """
@@ -37,7 +43,8 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from functools import cached_property
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +68,9 @@ ROUNDED = 1.0
 #: several times over), and for which a place may begin nothing though jobs are sent to it. Both are
 #: a multiple of what harms explain: a slot or a worker that is lost without an end goes beyond.
 OVERTAKEN, SILENT = 45.0, 90.0
+#: Seconds within which two processes of a pool begin in any order; and within which a worker that
+#: thaws begins a run whose permit it had looked at before the freeze.
+ALONGSIDE, THAWED = 0.5, 0.05
 #: So many sent jobs show that a silent place had something to do.
 BUSY = 5
 
@@ -91,11 +101,8 @@ class Run:
     """One start of one step."""
 
     line: Line
+    at: float
     ended: float | None = None
-
-    @property
-    def at(self) -> float:
-        return float(self.line["at"])
 
 
 @dataclass
@@ -113,7 +120,10 @@ class Job:
         return list(self.sent["steps"])
 
     def ended(self, step: str) -> bool:
-        return any(run.ended is not None for run in self.runs[step])
+        return bool(self.ends(step))
+
+    def ends(self, step: str) -> list[float]:
+        return [run.ended for run in self.runs[step] if run.ended is not None]
 
     def before(self, step: str) -> list[str]:
         """What has to end before a step is handed on; nothing comes before the first ones."""
@@ -139,6 +149,31 @@ class History:
         given_up = any(self.outcomes.get(key, {}).get("state") == "FAILURE" for key in keys)
         return not given_up if keys else not job.sent.get("doubt")
 
+    @cached_property
+    def restores(self) -> list[Line]:
+        """The harms after which the server was as it had been before."""
+        return [harm for harm in self.harms if "back" in harm]
+
+    def forgot(self, run: Run, later: float) -> bool:
+        """Whether the server forgot that a run was settled before another began."""
+        return any(_undid(harm, run) and later >= harm["at"] for harm in self.restores)
+
+    def copies(self, job: Job, step: str) -> int:
+        """How often a server forgot that a step was published: a run before it came again."""
+        earlier = [job.runs[name] for name in job.before(step)] if step in job.steps else []
+        return sum(
+            any(
+                _undid(harm, run) and later.at >= harm["at"]
+                for runs in earlier
+                for run, later in combinations(runs, 2)
+            )
+            for harm in self.restores
+        )
+
+    def gone(self, job: Job, step: str) -> bool:
+        """Whether the server may have lost a step with all that it forgot."""
+        return any(_sent_since(h, job, step) or _body_since(h, job, step) for h in self.restores)
+
     def befell(self, run: Run, until: float) -> Iterator[Line]:
         """The harms that hit a run before another one began, and before it was settled."""
         worker, pid, mine = run.line["worker"], run.line["pid"], run.line["run"]
@@ -151,6 +186,29 @@ class History:
                 yield harm
 
 
+def _undid(harm: Line, run: Run) -> bool:
+    """Whether a server came back as it was before it knew that a run was settled."""
+    settled = float("inf") if run.ended is None else run.ended + UNSETTLED
+    return bool(run.at <= harm["until"] + CUT_OFF and settled >= harm["back"])
+
+
+def _sent_since(harm: Line, job: Job, step: str) -> bool:
+    """Whether a job was sent after the snapshot, and nothing after that publishes the step."""
+    over, sent = harm["until"] + CUT_OFF, job.sent
+    runs = [run for name in job.before(step) for run in job.runs[name]]
+    since = harm["back"] <= sent.get("until", sent["at"]) and sent["at"] <= harm["until"]
+    return since and all(run.at <= over and (run.ended or 0) <= over for run in runs)
+
+
+def _body_since(harm: Line, job: Job, step: str) -> bool:
+    """Whether a step is the body of a chord whose last part first ended after the snapshot."""
+    parts = job.before(step)
+    if not job.sent.get("values") or not parts or not all(map(job.ended, parts)):
+        return False
+    last = max(min(job.ends(part)) for part in parts)
+    return bool(harm["back"] - UNSETTLED <= last <= harm["until"] + CUT_OFF)
+
+
 def load(lines: Iterable[Line]) -> History:
     of: dict[str, list[Line]] = defaultdict(list)  # event -> its lines
     for line in lines:
@@ -159,9 +217,10 @@ def load(lines: Iterable[Line]) -> History:
     ends = {line["run"]: line["at"] for line in of["end"]}
     outcomes = {(line["job"], line["step"]): line for line in of["outcome"]}
     harms = [*of["harm"]]
-    for line in sorted(of["start"], key=lambda start: start["at"]):
-        if job := jobs.get(line["job"]):
-            run = Run(line, ends.get(line["run"]))
+    froze = [harm for harm in harms if "freeze" in harm["kind"]]
+    runs = [Run(s, _began(s, jobs, froze), ends.get(s["run"])) for s in of["start"]]
+    for run in sorted(runs, key=lambda run: run.at):
+        if job := jobs.get((line := run.line)["job"]):
             if "by" in line:
                 job.by_hand[line["by"], line["part"]].append(run)
             else:
@@ -170,9 +229,16 @@ def load(lines: Iterable[Line]) -> History:
     for line in of["hand"]:
         if line["job"] in jobs:
             jobs[line["job"]].published.append(line)
-    rest = of["rest"][-1] if of["rest"] else None
-    others = (of[event] for event in ("worker", "unload", "work", "strike"))
-    return History(jobs, harms, outcomes, rest, *others)
+    others = map(of.__getitem__, ("worker", "unload", "work", "strike"))
+    return History(jobs, harms, outcomes, of["rest"][-1] if of["rest"] else None, *others)
+
+
+def _began(start: Line, jobs: dict[str, Job], freezes: list[Line]) -> float:
+    at, sent = start["at"], jobs[start["job"]].sent if start["job"] in jobs else start
+    soon = [
+        h for h in freezes if 0 <= at - h["until"] <= THAWED and start["worker"] in h["workers"]
+    ]
+    return float(min([at, *(h["at"] for h in soon if sent.get("due", sent["at"]) <= h["at"])]))
 
 
 def _own_harm(job: Job, start: Line) -> Iterator[Line]:
@@ -219,7 +285,7 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         outcome = history.outcomes.get((job.sent["job"], step), unasked)
         if outcome["state"] == "FAILURE" and outcome is not unasked:
             yield from _failed(history, job, step, outcome)
-        elif runs or history.owes(job, step):
+        elif (runs or history.owes(job, step)) and not history.gone(job, step):
             yield from _unfinished(job, step, outcome["state"], ends)
     yield from _published(history, job)
     if values := job.sent.get("values"):
@@ -229,13 +295,15 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterator[tuple[str, str]]:
-    messages = {run.line["message"] for run in runs}
+    by_message: dict[str, list[Run]] = defaultdict(list)
     handed_on = step not in job.steps[: job.sent.get("parts", 1)]
-    if len(messages) > 1 and handed_on:
-        yield "forked", f"{step} came by {len(messages)} messages"
+    for run in runs:
+        by_message[run.line["message"] if handed_on else ""].append(run)
+    if len(by_message) > 1 + history.copies(job, step):
+        yield "forked", f"{step} came by {len(by_message)} messages"
         return
-    for run, later in pairwise(runs):
-        if not any(history.befell(run, later.at)):
+    for run, later in chain.from_iterable(map(pairwise, by_message.values())):
+        if not any(history.befell(run, later.at)) and not history.forgot(run, later.at):
             text = "ended" if run.ended is not None else "was under way"
             yield "twice", f"{step} ran again {later.at - run.at:.2f} s after a run that {text}"
 
@@ -246,6 +314,8 @@ def _published(history: History, job: Job) -> Iterator[tuple[str, str]]:
     for (by, part), runs in job.by_hand.items():
         yield from _repeated(history, job, f"part {part} of run {by}", runs)
     for line in job.published:
+        if any(h["back"] <= line["at"] <= h["until"] + CUT_OFF for h in history.restores):
+            continue
         by = {origin[0] for origin in job.by_hand} if line.get("once") else {line["run"]}
         runs = [run for name in by for run in job.by_hand.get((name, line["part"]), [])]
         ended = any(run.ended is not None for run in runs)
@@ -316,7 +386,9 @@ def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
     runs, stops = job.runs[step], job.sent.get("stops", False)
     # One that something else ended has not shown yet that it kills.
     excused = sum(
-        any(
+        # The server forgot it, and what it had counted.
+        history.forgot(run, runs[-1].at)
+        or any(
             harm.get("job") != job.sent["job"] and (stops or harm["kind"] != "pill")
             for harm in history.befell(run, min(until, run.at + UNSETTLED))
         )
@@ -324,10 +396,16 @@ def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
     )
     if len(runs) > job.sent["pill"] + excused:
         yield "pill", f"{len(runs)} runs, {excused} of them cut short by something else"
+    if history.gone(job, step) or job.sent.get("doubt"):
+        return
+    if "shared" in job.sent:
+        if not runs:
+            yield "lost", f"{step} never began"
+        return
     state = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})["state"]
     # The worker that is to stop may wait for it.
     ended = stops and state == "SUCCESS" and job.ended(step)
-    if state != "FAILURE" and not ended and not job.sent.get("doubt"):
+    if state != "FAILURE" and not ended:
         yield "stuck", f"{len(runs)} runs, and its caller was told {state}"
 
 
@@ -376,7 +454,7 @@ def _starved(history: History) -> Iterator[str]:
             while jobs[later][0] >= ready + OVERTAKEN:
                 first = min(first, jobs[later][1])
                 later += 1
-            if began > first and not job.sent.get("pill"):
+            if began > first + ALONGSIDE and not job.sent.get("pill"):
                 yield f"{job.sent['job']}: waited {began - ready:.0f} s, overtaken by later ones"
 
 

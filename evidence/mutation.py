@@ -2,7 +2,7 @@
 once; a test has to fail.
 
 The changes are made in a copy of the checkout, one after the other, on one core. What survives is
-named, line by line; EVIDENCE.md has the score.
+named, line by line; evidence/results/mutation.md has the score.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import redis
 
 from evidence import ROOT
 from evidence.mutants import in_lua, in_python
-from evidence.reach import Reached, asked
+from evidence.reach import Reached, running, within
 from evidence.warm import LIMIT, Warm
 from support.servers.server import Server
 
 KILLERS = 30  # tests that have found a change of the same file: they are asked first
 
-#: Seconds that all tests of one changed line of Python take at most; the shortest are asked.
-MOST_S = 45.0
+#: Seconds that tests of one changed line of Python take at most: the shortest of those that run it;
+#: and where these find nothing, the next ones. Most changes are found by the first.
+MOST_S, REST_S = 45.0, 180.0
 
 #: What is changed -> the tests that fit, the nearest first. One that fails is enough.
 STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
@@ -55,11 +56,13 @@ WORKERS = [
     )
 ]
 SCRIPTS = f"{PACKAGE}/store/lua"
-FIRST = "claim ack step requeue recover kill mark heartbeat unland park release probation shared"
-REST = "wait leave retry delete trim make_room lock counters payloads holdings pages oldest lost"
+FIRST = "claim ack step requeue recover kill mark heartbeat return_landed park release probation"
+FIRST += " shared"
+REST = "wait leave retry delete trim quiesce lock counters payloads in_flight_counts pages oldest"
+REST += " lost"
 #: The tests of each script that are asked before all others of the store.
 NEAREST = {
-    "private_lists": "claim ack requeue unland probation payloads",
+    "private_lists": "claim ack requeue return_landed probation payloads",
     "recoveries": "recover counters",
     "suspects": "probation recover",
     "dead_set": "kill retry delete shared",
@@ -77,6 +80,8 @@ def _of(name: str) -> list[list[str]]:
 
 
 LISTS = "private_lists claim_ids suspects recoveries leftovers foreign_keys seen stats"
+#: The tests that use the leases as a worker does, in one process.
+USERS = ["tests/integration/transport", "tests/integration/worker"]
 #: Files whose tests run in one process, so that it can be recorded which lines each test runs: of a
 #: changed line only the tests that run it are asked, the shortest first.
 BY_LINE = {
@@ -84,6 +89,7 @@ BY_LINE = {
         f"{PACKAGE}/owner/in_flight/{name}.py": [
             ["tests/unit/owner", SCENES],
             ["tests/integration/owner"],
+            USERS,
         ]
         for name in ("lease", "lost_claims", "in_flight", "pending")
     },
@@ -93,8 +99,9 @@ BY_LINE = {
         ["tests/integration/owner"],
     ],
     f"{PACKAGE}/store/private_lists.py": [
+        ["tests/unit/store", *(f"{STORE}/test_{name}.py" for name in LISTS.split())],
         ["tests/integration/owner"],
-        [f"{STORE}/test_{name}.py" for name in LISTS.split()],
+        USERS,
     ],
 }
 
@@ -169,7 +176,9 @@ def _tried(
         (copy / path).write_text(change.text)
         earlier = _killers(path, done.values())
         if by_line:
-            rounds = _rounds(asked(reached, path, change.line, change.span, MOST_S), earlier)
+            fit = running(reached, path, change.line, change.span)
+            rounds = _rounds(fit, earlier)
+            result["not_asked"] = len(fit) - sum(len(some) for some, _ in rounds)
         else:
             rounds = [(some, LIMIT) for some in (earlier, *tests)]
         found = (warm.run(some, limit) for some, limit in rounds if some)
@@ -181,13 +190,17 @@ def _tried(
 
 
 def _rounds(tests: list[Reached], earlier: list[str]) -> list[tuple[list[str], float]]:
-    """Return those of some tests that are asked first and the others, and how many seconds each of
-    the two may take."""
-    first = sorted((t for t in tests if t.test in earlier), key=lambda t: earlier.index(t.test))
-    rest = [test for test in tests if test not in first]
+    """Return in which order the tests of a line are asked, and how many seconds each round of them
+    may take: of the shortest first those that have found other changes, then the others; then the
+    longer ones. A change is not found if none of these finds it; tests that do not fit into
+    ``MOST_S`` and ``REST_S`` are not asked."""
+    shortest = within(tests, MOST_S)
+    longer = within(tests[len(shortest) :], REST_S)
+    first = sorted((t for t in shortest if t.test in earlier), key=lambda t: earlier.index(t.test))
+    others = [test for test in shortest if test not in first]
     return [
         ([test.test for test in some], 30 + 3 * sum(test.seconds for test in some))
-        for some in (first, rest)
+        for some in (first, others, longer)
     ]
 
 
@@ -225,7 +238,9 @@ def _note(path: Path | None, result: dict) -> None:
 
 def _said(result: dict) -> str:
     new = result["new"].strip() or "(nothing)"
-    return f"{result['file']}:{result['line']}: {result['old'].strip()}  =>  {new}"
+    left = result.get("not_asked")
+    more = f"  ({left} longer tests that run it were not asked)" if left else ""
+    return f"{result['file']}:{result['line']}: {result['old'].strip()}  =>  {new}{more}"
 
 
 def _tell(results: Iterable[dict]) -> int:

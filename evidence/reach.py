@@ -64,20 +64,23 @@ class Reach:
         return line
 
 
-def asked(
-    reached: Iterable[Reached], file: str, line: int, span: range, most_s: float
-) -> list[Reached]:
-    """Return the tests that run a line, the shortest first, which take so many seconds together at
-    most; those that run its function (``span``), if no test runs the line itself: it may be run at
-    the import."""
+def running(reached: Iterable[Reached], file: str, line: int, span: range) -> list[Reached]:
+    """Return the tests that run a line, the shortest first; those that run its function (``span``),
+    if no test runs the line itself: it may be run at the import."""
     rows = [(one, set(one.lines.get(file, ()))) for one in reached]
     found = [one for one, lines in rows if line in lines]
     found = found or [one for one, lines in rows if not lines.isdisjoint(span)]
-    tests: list[Reached] = []
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def within(tests: Iterable[Reached], most_s: float) -> list[Reached]:
+    """Return the first of some tests, as many as take so many seconds together at most; one in any
+    case."""
+    fit: list[Reached] = []
     total = 0.0
-    for one in sorted(found, key=lambda one: one.seconds):
+    for one in tests:
         total += one.seconds
-        if tests and total > most_s:
+        if fit and total > most_s:
             break
-        tests.append(one)
-    return tests
+        fit.append(one)
+    return fit

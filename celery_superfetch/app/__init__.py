@@ -1,4 +1,5 @@
-"""What ``install()`` gives a Celery app in any of its processes: worker, beat, producer, CLI.
+"""Everything that ``install()`` adds to a Celery app: in a worker, beat, a producer, a command.
 
-Never touches a worker's consumer or pool.
+Never touches a worker's consumer or pool: the package ``worker`` does that. ``install`` is in
+``installation.py``.
 """

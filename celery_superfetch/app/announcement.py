@@ -1,10 +1,17 @@
-"""Announces a dead-lettered job, in the notice's run (``announce`` task): first to the receivers of
-``job_killed``, then to its caller (the result), its chord, chain and errbacks, and its task's hook.
-The task's body is in ``notice``; it runs in a worker's pool.
+"""Announces a dead-lettered job: first to the receivers of ``job_killed``, then to its caller (the
+result), its chord, chain and errbacks, and its task's hook.
 
-If it fails, how far it came is stored with the dead job, and the notice is tried later. If the
-process dies in between, the notice is recovered, and its next run starts from what was stored:
-receivers may be called twice, but steps that were published are not published again.
+The *notice* (failure notification) is a job as well: its task ``announce`` (``notice.py``), which a
+worker's pool runs, makes an ``Announcement`` and calls ``make``. It calls ``store_progress`` when
+``make`` has failed or has to wait: how far it came is stored with the dead job, and the notice is
+tried later.
+
+If the process is killed in between, nothing of this try is stored, and the notice is recovered (put
+back on its queue, with a strike). Its next run begins where the last stored try had ended. So
+receivers may be called twice. The *steps* (messages that are published because a job ends: errbacks
+and the like) are not published twice: the notice's steps note on the server names those that were.
+After three strikes a run is *careful*: it stores the result and does nothing else. The errbacks,
+the chord, the chain and the receivers are then lost, which is logged as an error.
 
 Foreign names:
 
@@ -34,9 +41,9 @@ from ..errors import PoisonPill
 from ..model.dead_job import NO_PROGRESS, DeadJob
 from ..model.foreign import describe, loggable, one_line
 from ..model.log_text import one_line_each
-from ..model.step import ITSELF, running, seed_of
+from ..model.step import ENDED_BY_SUCCESSOR, running, seed_of
 from ..signals import job_killed
-from .backend_turn import backend_turn
+from .backend_lock import backend_lock
 from .chords import fail_part, parts_ahead
 from .dead_request import pill_of, request_of
 from .dead_set import DeadSet
@@ -46,20 +53,22 @@ from .result_backends import own_backend
 
 logger = one_line_each(get_logger(__name__))
 
-REPLY_TIMEOUT = 3.0  # s to wait for a result backend on Redis, before a later run tries again
-EVENT_TIMEOUT = 2.0  # s to wait for the broker when an event is sent to monitors
+BACKEND_TIMEOUT_S = 3.0  # s to wait for a result backend on Redis, before a later run tries again
+EVENT_TIMEOUT_S = 2.0  # s to wait for the broker when an event is sent to monitors
 
 
 @cache
 def impatient_backend(app: Celery, pid: int) -> Any:
-    """Make a result backend for this process (``pid``). One on Redis neither retries nor waits for
-    long: meanwhile the notice occupies a slot that jobs need."""
+    """Make a result backend for this process. One on Redis neither retries nor waits for long:
+    meanwhile the notice occupies a slot that jobs need. ``pid``: only the key of the cache, so that
+    a forked process makes its own."""
     backend = app._get_backend()
     backend.always_retry = False
     params = getattr(backend, "connparams", None)
     if params is not None:
-        for name in {"socket_timeout", "socket_connect_timeout"} & {*params}:  # a path has none
-            params[name] = min(params[name] or REPLY_TIMEOUT, REPLY_TIMEOUT)
+        # A connection by a Unix socket has no connect timeout.
+        for name in {"socket_timeout", "socket_connect_timeout"} & {*params}:
+            params[name] = min(params[name] or BACKEND_TIMEOUT_S, BACKEND_TIMEOUT_S)
         params.update(retry=Retry(NoBackoff(), 0), retry_on_timeout=False)
         backend.retry_policy = {**backend.retry_policy, "max_retries": 0}
     return backend
@@ -67,7 +76,8 @@ def impatient_backend(app: Celery, pid: int) -> Any:
 
 @cache
 def dead_set_of(app: Celery, pid: int) -> DeadSet:
-    """Return the dead set for this process (``pid``), made once: a thousand notices may come."""
+    """Return the dead set for this process, made once: a thousand notices may come. ``pid``: as for
+    ``impatient_backend``."""
     return DeadSet(app)
 
 
@@ -77,12 +87,13 @@ class Announcement:
     Arguments:
         dead_id: its id in the dead set.
         notice_id: Celery's id of the notice that runs.
-        careful: earlier runs of the notice were killed: store the result and no more.
+        careful: store the result and nothing else, since ``NOTICE_RUNS_MAX`` earlier runs of the
+            notice have lost their process.
     """
 
     def __init__(self, app: Celery, dead_id: str, notice_id: str, *, careful: bool) -> None:
         self.app, self.dead_id, self.notice_id = app, dead_id, notice_id
-        self.title = one_line(dead_id)  # until it is known
+        self.title = one_line(dead_id)  # until the task's name is known
         self.careful = careful
         self.job: DeadJob | None = None
         self.progress = NO_PROGRESS
@@ -94,16 +105,17 @@ class Announcement:
         job = self.dead.exact(self.dead_id)
         if job is None:
             logger.warning(
-                "Nobody is told of killed job %s: it is not in the dead set any more (it was "
-                "retried, deleted or dropped before this notice ran).",
+                "Failure notification for job %s has no effect: the job is no longer in the dead "
+                "set (it was retried, deleted or dropped at a limit meanwhile).",
                 self.title,
             )
             return
         if not self.dead.awaits(job, self.notice_id):
-            # If it had, anybody who may publish could run the errbacks of other jobs again.
+            # If such a notice had an effect, any producer could send one and so run the errbacks of
+            # other jobs again.
             logger.warning(
                 "Failure notification %s has no effect: dead job %s was announced before, or has "
-                "another notification. If this repeats, find out who sends these.",
+                "another notification. If this repeats, find the program that sends them.",
                 one_line(self.notice_id),
                 self.title,
             )
@@ -111,27 +123,29 @@ class Announcement:
         self.job, self.progress = job, job.progress
         self.title = one_line(f"{job.task}[{job.task_id}]")
         self.task = self.app.tasks.get(job.task)  # this worker may have others
-        own = self.task and own_backend(self.task)
-        self.backend = own or impatient_backend(self.app, os.getpid())
+        task_backend = self.task and own_backend(self.task)
+        self.backend = task_backend or impatient_backend(self.app, os.getpid())
         self.exc = pill_of(job)
         if not (self.progress.signalled or self.careful):
             job_killed.send(sender=self.app, job=job)
             self.progress = self.progress._replace(signalled=True)
-        # A job without an id has no result. One that ended with its retry, or its replacement, goes
-        # on under the same id: a failure would be stored for a job that runs.
-        if None not in (job.task, job.task_id) and ITSELF not in job.steps:
+        # A job without an id has no result. A job that has published its own retry, or its
+        # replacement continues under the same id: a failure would be stored for a job
+        # that runs.
+        if None not in (job.task, job.task_id) and ENDED_BY_SUCCESSOR not in job.steps:
             self.request = request_of(self.app, job, with_body=not self.careful)
-            if notice := running.get():  # this run publishes the steps that the job did not
+            if notice := running.get():  # the notice's run publishes the steps that the job did not
                 notice.earlier = job.steps
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
-            self._tell_caller(job)
+            self._inform_caller(job)
         self.dead.announced(job)
 
     def store_progress(self, *, failed: bool = False) -> None:
         """Store with the dead job how far this try came, for the next one. An error is only logged:
-        the next try then repeats the signal, and nothing that was published."""
+        then the next try calls the receivers of ``job_killed`` again, but publishes nothing
+        twice."""
         if failed:
-            dead_set_of.cache_clear()  # its server may be another one by now
+            dead_set_of.cache_clear()  # after a failover another server may have the dead set
             self.progress = self.progress._replace(failures=self.progress.failures + 1)
         if self.job is None or self.progress == self.job.progress:
             return
@@ -139,20 +153,22 @@ class Announcement:
             dead_set_of(self.app, os.getpid()).store_progress(self.job, self.progress)
         except (RedisError, OSError) as exc:
             logger.warning(
-                "The progress of the failure notification for dead job %s could not be stored "
-                "(%s): receivers of job_killed may be called again.",
+                "The progress of the failure notification for dead job %s was not stored (%s): "
+                "receivers of job_killed may be called again.",
                 self.title,
                 exc,
             )
 
-    def _tell_caller(self, job: DeadJob) -> None:
+    def _inform_caller(self, job: DeadJob) -> None:
         """Store the failure and publish what follows it."""
         self.stores = self._stores()
-        # A careful run takes no turn: the run that was killed may have left its turn locked.
-        with nullcontext() if self.careful else backend_turn(self.dead.database):
+        # A careful run does not take the lock of the result backend (``backend_lock``): the run
+        # that was killed may have left it locked.
+        with nullcontext() if self.careful else backend_lock(self.dead.database):
             state = self._state(job)
         if state == states.SUCCESS:  # it had succeeded, and only its ack was lost
-            # But it may not have counted in its chord, or be the part that publishes the body.
+            # Its run may have ended before it was counted in its chord, or before it published the
+            # chord's body. Nothing can do that now, so the chord has to fail.
             with self._publishing_followers():
                 return fail_part(self.backend, self.request, self.exc)
         if self.stores and state is None:
@@ -161,9 +177,9 @@ class Announcement:
             )
         if self.careful:
             logger.error(
-                "Whoever announces killed job %s is killed, too: its caller is told, but "
-                "errbacks, chord, chain and receivers are left out. One of them, or reading its "
-                "body, kills whoever does it.",
+                "The failure notification for dead job %s killed its process repeatedly: only "
+                "the result is stored now, without errbacks, chord, chain and receivers. Find "
+                "which of them, or the message's body, kills the process.",
                 self.title,
             )
             return
@@ -172,7 +188,7 @@ class Announcement:
                 self._chord_and_chain()
                 self._errbacks()
             self.progress = self.progress._replace(called=True)
-        if self.task is not None:  # else its receivers and its hook are with those who have it
+        if self.task is not None:  # None: a task of another app, which has its receivers and hook
             self._receivers(self.task)
 
     def _publishing_followers(self) -> AbstractContextManager[None]:
@@ -198,8 +214,8 @@ class Announcement:
         if not is_of_job(meta, job.first_claimed):
             return None
         # By its type: an exception of the user may say anything of its class, or raise.
-        ours = state == states.FAILURE and issubclass(type(meta["result"]), PoisonPill)
-        return state if ours or state == states.SUCCESS else None
+        is_poison_pill = state == states.FAILURE and issubclass(type(meta["result"]), PoisonPill)
+        return state if is_poison_pill or state == states.SUCCESS else None
 
     def _chord_and_chain(self) -> None:
         """Count the job in its chord, and fail what follows it in its chain."""
@@ -208,7 +224,7 @@ class Announcement:
             return
         for part in (request, *parts_ahead(request.chain)):
             fail_part(self.backend, part, self.exc)
-        # The job's own result is stored already; the option is for the tasks that follow.
+        # The job's own result is stored already; ``store_result`` is for the tasks that follow.
         stores = bool(request.chain) and self.stores
         self.backend.mark_as_failure(
             self.request.id, self.exc, request=request, store_result=stores, call_errbacks=False
@@ -221,11 +237,11 @@ class Announcement:
             if self.request.errbacks:
                 self.backend._call_task_errbacks(self.request, self.exc, None)
         except (OperationalError, RedisError, OSError):
-            raise  # they could not be sent; a later pass can
+            raise  # they could not be sent; a later run of the notice can send them
         except Exception as error:  # before 5.7 Celery lets through what an errback raises
             logger.error(
-                "An errback of killed job %s failed (%s): others may not have run. Its caller has "
-                "been told; mend the errback.",
+                "An errback of dead job %s failed (%s): other errbacks may not have run. Its "
+                "failure was stored. Fix the errback.",
                 self.title,
                 describe(error),
                 exc_info=loggable(error),
@@ -244,8 +260,8 @@ class Announcement:
                     hook(exc, request.id, request.args, request.kwargs)
             except Exception as error:
                 logger.error(
-                    "The hook on_poisoned failed for killed job %s (%s). Its caller has been told; "
-                    "mend the hook.",
+                    "The hook on_poisoned of dead job %s failed (%s). Its failure was stored. "
+                    "Fix the hook.",
                     self.title,
                     describe(error),
                     exc_info=loggable(error),
@@ -257,19 +273,23 @@ class Announcement:
         finally:
             task.request_stack.pop()
         if task.send_events:
-            self._tell_monitors(exception=safe_repr(self.exc), traceback=einfo.traceback)
+            self._inform_monitors(exception=safe_repr(self.exc), traceback=einfo.traceback)
 
-    def _tell_monitors(self, **fields: Any) -> None:
+    def _inform_monitors(self, **fields: Any) -> None:
         """Send ``task-failed`` to monitors (Flower, `celery events`); an error is only logged."""
         notice = self.app.current_worker_task
         try:
             with self.app.connection_for_write() as connection:
                 if connection.get_transport_cls().driver_type == "redis":
                     waits = ("socket_timeout", "socket_connect_timeout")
-                    connection.transport_options.update(dict.fromkeys(waits, EVENT_TIMEOUT))
+                    connection.transport_options.update(dict.fromkeys(waits, EVENT_TIMEOUT_S))
                 connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
                 name = notice and notice.request.hostname
                 monitors = self.app.events.Dispatcher(connection, name, buffer_while_offline=False)
                 monitors.send("task-failed", uuid=self.request.id, name=self.request.task, **fields)
         except Exception as exc:
-            logger.warning("Monitors miss event task-failed (%s). Jobs go on.", exc)
+            logger.warning(
+                "Event task-failed was not sent (%s): monitors miss one failure. Jobs "
+                "are not affected.",
+                exc,
+            )

@@ -3,15 +3,12 @@ and plain Redis clients.
 
 ``installation`` makes ``AMQP`` the app's class in each of its processes, and Celery then makes each
 broker connection of the app by ``AMQP.Connection``. Connections of other apps stay stock. Beat's
-reap task, ``DeadSet``, the inspector, commands and a worker that starts call ``client_of``.
+reap task (which recovers the jobs of dead workers), ``DeadSet``, the inspector, commands and a
+worker that starts call ``client_of``. They, the guard and ``installation`` also call ``config_of``
+and ``database_of``.
 
-Nothing here is stored. If the process dies, its connections are closed, and a reaper recovers the
-jobs of its owner.
-
-Foreign names:
-
-celery app.
-    examine each message that a job publishes: amqp:AMQP.send_task_message
+Nothing here is stored. If the process dies, its connections are closed. If it was a worker, a
+reaper puts the jobs that it had claimed back on their queues.
 """
 
 from __future__ import annotations
@@ -28,11 +25,11 @@ from redis import Redis
 from ..errors import UnsupportedBroker
 from ..model.config import Config
 from ..store.database import Database
-from ..store.redis.connections import REPLY_TIMEOUT
+from ..store.redis.connections import REPLY_TIMEOUT_S
 from ..store.redis.pools import shared_client
 from ..store.redis.server import warn_once
-from ..store.redis.urls import legible
-from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, discreet
+from ..store.redis.urls import hiding_passwords
+from ..transport.transport import KNOWN_OPTIONS, SentinelTransport, Transport, masked_url
 from .sender import sender
 
 #: URL schemes that this package serves, as kombu names them.
@@ -41,16 +38,16 @@ SCHEMES = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTranspor
 
 class Connection(kombu.Connection):
     """A kombu connection that uses this package's transport for ``redis://``, ``rediss://`` and
-    ``sentinel://``. The URL stays as it is: kombu gives rediss:// its TLS defaults, and Flower
-    shows its broker page."""
+    ``sentinel://``. The URL keeps its scheme, by which kombu gives rediss:// its TLS defaults and
+    Flower shows its broker page."""
 
     def get_transport_cls(self) -> Any:
         name = self.transport_cls
         cls = SCHEMES.get(name) or super().get_transport_cls()
         if not issubclass(cls, Transport):
             warn_once(
-                f"celery_superfetch is installed, but the broker is {name!r}, not Redis: jobs have "
-                "that broker's own guarantees and no others."
+                f"celery_superfetch has no effect: the broker is {name!r}, not Redis or Valkey. "
+                "Jobs have only the guarantees of that broker."
             )
         return cls
 
@@ -64,12 +61,12 @@ class Connection(kombu.Connection):
 
 
 class _PooledConnection(Connection, kombu.connection.PooledConnection):
-    """One of the pool; what the app takes from there consumes as reliably as any other."""
+    """A connection of the app's pool, which uses this package's transport as well."""
 
 
 class _Pool(kombu.connection.ConnectionPool):
     def new(self) -> _PooledConnection:
-        connection = super().new()
+        connection = super().new()  # of kombu's own class: kombu cannot be told another
         connection.__class__ = _PooledConnection
         return connection
 
@@ -98,10 +95,10 @@ def database_of(app: Celery, client: Redis) -> Database:
     return database
 
 
-@legible()
+@hiding_passwords()
 def client_of(app: Celery, timeout: float = 0.0) -> Redis:
-    """Make a plain client for the database that the app's workers consume from. The caller closes
-    it.
+    """Make a plain client for the database that the app's workers consume from. Its connections are
+    of a pool that the process shares; the caller closes the client, which returns them.
 
     Arguments:
         timeout: seconds to wait for the connection and for each reply; 0: as the app's options say.
@@ -113,29 +110,30 @@ def client_of(app: Celery, timeout: float = 0.0) -> Redis:
     try:
         connection = app.connection_for_read()
     except KeyError as exc:  # kombu's "No such transport"
-        raise UnsupportedBroker(f"broker_url is of no use: {exc.args[0]}") from exc
+        raise UnsupportedBroker(f"broker_url cannot be used: {exc.args[0]}") from exc
     except TypeError as exc:
         raise UnsupportedBroker(
-            f"broker_url has options after its '?' that kombu does not know ({exc}): they belong "
-            "in broker_transport_options"
+            f"broker_url has options after its '?' that kombu does not know ({exc}): move them "
+            "to broker_transport_options"
         ) from exc
     with connection:
         if not issubclass(connection.get_transport_cls(), Transport):
             raise UnsupportedBroker(
-                f"the app's broker ({discreet(connection)}) is not served by celery_superfetch: "
-                "the module that -A names never calls celery_superfetch.install(app), or its "
-                "broker_url is neither redis:// nor sentinel://"
+                f"the app's broker ({masked_url(connection)}) does not use celery_superfetch: the "
+                "module given with -A never calls celery_superfetch.install(app), or broker_url "
+                "does not begin with redis://, rediss:// or sentinel://"
             )
-        # kombu alone tries two of a failover list's servers, and one that says nothing twice.
+        # By default kombu tries only two servers of a failover list, and a server that does not
+        # answer twice. Here each server is tried once, and the time ends while the last one is.
         servers = max(1, len(connection.alt))
         if timeout:
             limits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), timeout / servers)
             connection.transport_options.update(limits)
         connection.ensure_connection(
             max_retries=servers,
-            timeout=timeout or (servers - 0.5) * REPLY_TIMEOUT,
+            timeout=timeout or (servers - 0.5) * REPLY_TIMEOUT_S,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
         )
-        return shared_client(connection.channel().here())
+        return shared_client(connection.channel().server_params())

@@ -1,19 +1,23 @@
 """Chords on a result backend on Redis: a part counts once, however often it runs, and the part that
-completes its chord publishes the body, also when it runs again.
+completed its chord publishes the body.
 
 ``result_backends`` gives these functions to a result backend in place of its own. The process,
 thread or greenlet that ran a part counts it. If the process dies between the count and the body,
-the part is recovered, and its next run publishes the body.
+the part is recovered (put back on its queue): its next run gets the same answer from ``COUNT``, and
+publishes the body. If the process dies after the body and before the chord's keys are deleted
+(``_forget``), the next run asks for the body again; but the body is a *step*, which the job's steps
+note on the server names as published, so that it is not sent twice.
 
-``fail_part`` counts a part that never ran to its end. ``announcement`` calls it for a dead-lettered
-job (if that process dies, the notice is recovered, and calls it again), and
-``worker/unknown_tasks.py`` for a job that no worker can run.
+``fail_part`` counts a part that never ran to its end. ``announcement`` calls it in the run of a
+notice, the job that announces a dead-lettered job; if that process dies, the notice is recovered,
+and calls it again. ``worker/unknown_tasks.py`` calls it for a job that no worker can run, when the
+job has left its queue: if the worker dies just before, the chord is not failed, and waits.
 
 Foreign names:
 
 celery backends.redis:
     count the parts of chords: RedisBackend.on_chord_part_return(request,state,result)
-        RedisBackend._unpack_chord_result(tup,decode) RedisBackend._chord_zset
+        RedisBackend._unpack_chord_result(tup,decode)
         RedisBackend.expires RedisBackend.client
         RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7
     let the next run of a part publish the body: RedisBackend._chord_cleanup_script>=5.7
@@ -37,19 +41,24 @@ from celery.utils.log import get_logger
 
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
-from .refusals import PatientScript, patiently
+from .patient_calls import PatientScript, patiently
 
 logger = one_line_each(get_logger(__name__))
 
 #: Counts a part. The keys are those of Celery 5.7, in which a worker without this package may
-#: count, too: the results by their index (or a list of them), how many parts were added, how many
-#: there were, the names of those that were counted, the group's result, and the claim (Celery's
-#: word; no claim of a job) of the part that publishes the body. ``names`` has also the digest of
-#: each part's result, so that another run finds and replaces that; and the part that completed the
-#: chord, with the total, since parts may be added later.
+#: count, too:
+#:   results: the parts' results, by their index or as a list;
+#:   added: how many parts were added after the chord was made (``Task.add_to_chord``);
+#:   size: how many parts there were then;
+#:   names: which parts were counted; the digest of each part's result, by which another run of the
+#:       part finds and replaces the result; and which part completed the chord, with the total,
+#:       since parts may be added later;
+#:   group: the group's result;
+#:   claim: Celery's publish lease, of the part that publishes the body (no claim of a job); "done"
+#:       when Celery 5.7 has deleted a chord that has ended.
 #: KEYS: results, added, size, names, group, claim
-#: ARGV: id, result, "1" if they are ordered, index, seconds until all of these expire (0: never),
-#:       the same for the group, seconds for which the claim is made (0: not at all), its token
+#: ARGV: id, result, "1" if the results are ordered, index, seconds until the keys expire (0:
+#:       never), the same for the group's key, seconds of the publish lease (0: none), its token
 #: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
 #:       there were, 1 if it is this part that has to publish the body
 #: Crash: the part is counted, or not; its next run gets the same answer.
@@ -126,15 +135,15 @@ def count_parts_once(backend: Any) -> None:
     """Make a result backend on Redis count each part once."""
     if hasattr(type(backend), "_chord_part_return_script"):
         patch_scripts(backend)
-    else:  # 5.5 and 5.6, which count runs, and not parts
+    else:  # 5.5 and 5.6, which count each run of a part
         backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
 
 
 def patch_scripts(backend: Any) -> None:
-    """Replace the scripts of a Celery 5.7 backend. Celery counts a part once, but for the time of
-    its publish lease no run may publish the body, not even the next run of the part that has the
-    lease: ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published:
-    then the next run could not complete it.
+    """Replace the scripts of a Celery 5.7 backend. Celery counts a part once. But while its publish
+    lease lasts, no run may publish the body, not even the next run of the part that has the lease:
+    ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published, since
+    the run was ended by ``NotSent`` or ``Fenced``: then the next run could not complete it.
 
     Report: A chord's body is never published if the part that completes it is redelivered at once.
     """
@@ -143,7 +152,10 @@ def patch_scripts(backend: Any) -> None:
     extend = PatientScript(celery_redis.CHORD_CLAIM_EXTEND_LUA.encode())
 
     def clean_up(**call: Any) -> Any:
-        exc = sys.exc_info()[1]  # a NotSent, or a Fenced, is no Exception
+        # NotSent (the server refused the body) and Fenced (the job belongs to another owner) derive
+        # from BaseException: the body was not published, so the chord stays. True: Celery warns of
+        # a chord that was not deleted.
+        exc = sys.exc_info()[1]
         return clean(**call) if exc is None or isinstance(exc, Exception) else True
 
     vars(backend).update(
@@ -176,8 +188,9 @@ def on_chord_part_return(
 
 
 def fail_part(backend: Any, request: Any, exc: Exception) -> None:
-    """Count a dead-lettered job in its chord, if it is a part. If it completes the chord, fail the
-    chord, without reading the results of the others: reading one may kill the process."""
+    """Count a job that will not run as a failed part of its chord, if it is a part. If it completes
+    the chord, fail the chord, without reading the results of the other parts: reading one may kill
+    the process. Do nothing on a result backend that is not on Redis."""
     if request.chord and is_on_redis(backend) and _completes(backend, request, states.FAILURE, exc):
         body = maybe_signature(request.chord, app=backend.app)
         try:
@@ -187,8 +200,8 @@ def fail_part(backend: Any, request: Any, exc: Exception) -> None:
 
 
 def parts_ahead(chain: Any) -> Iterator[Context]:
-    """Yield a request for each link of a chain, for ``fail_part``: a link that is a part of a chord
-    fails with the link before it."""
+    """Yield a request for each link of a chain that follows a job, for ``fail_part``: a link that
+    is a part of a chord fails with the link before it."""
     for link in chain or ():
         options = link["options"]
         ids = {"id": options.get("task_id"), "group": options.get("group_id")}
@@ -196,12 +209,18 @@ def parts_ahead(chain: Any) -> Iterator[Context]:
 
 
 def _keys(backend: Any, group: str) -> list[Any]:
-    """Return the keys of a chord: results, added, size, names and claim."""
+    """Return the keys of a chord, with Celery's suffixes: results, added, size, names, claim."""
     return [backend.get_key_for_group(group, f".{letter}") for letter in "jtsdc"]
 
 
+def _is_ordered(backend: Any) -> bool:
+    """Return whether Celery keeps the parts of a chord in their order: its documented option."""
+    return bool(backend.app.conf.result_backend_transport_options.get("result_chord_ordered", True))
+
+
 def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
-    """Count the part of ``request``; return whether it has to publish, or to fail, the body."""
+    """Count the part of ``request``; return whether its run has to publish, or to fail, the
+    body."""
     id, group, index = request.id, request.group, request.group_index
     if not (id and group):
         return False
@@ -209,7 +228,7 @@ def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
     encoded = backend.encode([1, id, state, backend.encode_result(result, state)])
     expires = getattr(backend, "chord_expires", backend.expires) or 0  # the former is of 5.7
     of_group = getattr(backend, "_chord_result_expires", 0)
-    ordered, place = int(backend._chord_zset), "+inf" if index is None else index
+    ordered, place = int(_is_ordered(backend)), "+inf" if index is None else index
     args = [id, encoded, ordered, place, expires, of_group, 0, ""]
     keys = [*keys, backend.get_key_for_group(group), claim]
     return bool(COUNT(keys, args, client=backend.client)[3])
@@ -225,7 +244,7 @@ def _collected(backend: Any, group: str) -> list[Any]:
             timeout = backend.app.conf.result_chord_join_timeout
             return list(join(timeout=timeout, propagate=True))
     key, *_ = _keys(backend, group)
-    read = backend.client.zrange if backend._chord_zset else backend.client.lrange
+    read = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
     return [backend._unpack_chord_result(part, backend.decode) for part in read(key, 0, -1)]
 
 

@@ -1,4 +1,5 @@
-"""Loads a part of the console by its entry point: the core never imports the console, and works
+"""Loads a part of the package ``console`` by its entry point. The console is the commands and the
+web page for operators; the rest of the package never imports it, and fetches, recovers and reaps
 without it.
 
 `superfetch status` (``cli/status.py``) calls ``load_part``. Nothing is stored.
@@ -15,7 +16,8 @@ PARTS = "celery_superfetch.console"  # group of entry points
 
 
 def load_part(part: str) -> Any:
-    """Return what an entry point of the console names: the function ``judge``.
+    """Return the object that an entry point of the console names. There is one today: the function
+    ``judge``, which turns the state of the database into findings.
 
     Raises:
         ConfigError: the installation has no such entry point.
@@ -24,5 +26,5 @@ def load_part(part: str) -> Any:
         return entry.load()
     raise ConfigError(
         f"celery_superfetch is installed without its entry point {part!r} (group {PARTS}): the "
-        "installation is older than the code, so install it again"
+        "installation is older than the code. Install it again"
     )

@@ -1,9 +1,10 @@
 """Rebuilds two things of a dead-lettered job: the exception that its caller gets, and the request
 that its task would have seen.
 
-``announcement`` calls both in the run of a failure notification, in a worker's pool. Nothing is
-stored here, but decoding the body may kill the process: then the notification is recovered, and
-after ``notice.RUNS`` such deaths it asks for the request without the body.
+``announcement`` calls both in the run of a failure notification (the *notice*), in a worker's pool.
+Nothing is stored here, but decoding the body may kill the process: then the notification is
+recovered, and after ``notice.NOTICE_RUNS_MAX`` such deaths its run asks for the request without the
+body.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from ..errors import PoisonPill
 from ..model.dead_job import DeadJob
 from ..model.foreign import loggable, one_line
 from ..model.log_text import one_line_each
-from ..model.strikes import toll
+from ..model.strikes import strike_summary
 
 logger = one_line_each(get_logger(__name__))
 
 
 def pill_of(job: DeadJob) -> PoisonPill:
     """Make the exception that the caller of a dead-lettered job gets."""
-    counted = toll(job.strikes, job.recoveries, job.stops)
-    why = f"killed after {counted} (last: {job.reason}; owner {job.owner})"
-    text = f"Job {job.task}[{job.task_id}] was {why}. It is in the dead set as {job.id}."
+    counted = strike_summary(job.strikes, job.recoveries, job.stops)
+    text = (
+        f"Job {job.task}[{job.task_id}] was moved to the dead set after {counted}: {job.reason} "
+        f"(owner={job.owner}, dead_id={job.id})."
+    )
     facts = {name: getattr(job, name) for name in ("reason", "strikes", "recoveries")}
     owners = [str(event["owner"]) for event in job.events]
     times = [event["at"] for event in job.events]
@@ -42,9 +45,9 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
 
     Arguments:
         with_body: decode the body, which may kill the process. Without it the request has no
-            arguments, errbacks or chord.
+            arguments, and nothing that follows the job (callbacks, errbacks, chain, chord).
     """
-    if job.whole_bytes:  # its head is no message
+    if job.whole_bytes:  # only the first bytes of its message were kept: they cannot be decoded
         return Context({"id": job.task_id, "task": job.task, "hostname": job.node or job.owner})
     raw = loads(job.payload.decode())
     properties = raw["properties"]
@@ -62,10 +65,10 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     try:
         if with_body:
             args, kwargs, embed = _body(app, raw)
-    except Exception as error:  # the caller is told all the same; only callbacks cannot be run
+    except Exception as error:  # the caller is informed all the same, without its errbacks
         logger.warning(
-            "The body of killed job %s[%s] cannot be decoded: its caller is told, but its "
-            "errbacks and chord are unknown.",
+            "The body of dead job %s[%s] cannot be decoded: its failure is stored, but its "
+            "errbacks and chord are not called. The traceback follows.",
             one_line(str(job.task)),
             one_line(str(job.task_id)),
             exc_info=loggable(error),

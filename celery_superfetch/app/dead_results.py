@@ -1,9 +1,10 @@
-"""Deletes the results of dead-lettered jobs that are put back on their queues: they become pending
-again.
+"""Deletes the stored failures of dead-lettered jobs that are put back on their queues, so that
+their state is PENDING again.
 
 ``DeadSet.retry_many`` (``app/dead_set.py``) calls ``DeadResults.forget`` for a batch of jobs that
-it has locked, before it moves them. If the process dies in between, a job has no result any more
-and is still in the dead set: a caller that waits for it waits until the job was retried once more.
+it has locked against other retries, before it moves them. If the process dies in between, a job has
+no result any more and is still in the dead set: its caller waits until an operator, or the program
+that called, retries the job once more. That is possible when the lock has expired, after a minute.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from celery.backends.redis import RedisBackend
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe
 
-#: Failures in a row after which the result backend is not asked again: one that is away would hold
-#: up each job.
+#: Failures in a row after which the result backend is not asked again: if it is away, each job
+#: would wait for it.
 BACKEND_FAILURES_MOST = 3
 
-#: States of a result that stays: a SUCCESS is of a job that had ended, whose ack alone was lost.
-KEPT = frozenset({states.PENDING, states.SUCCESS})
+#: States of a result that stays. A SUCCESS means that the job had ended, and only its ack was lost.
+KEPT_STATES = frozenset({states.PENDING, states.SUCCESS})
 
 
 class DeadResults:
@@ -37,7 +38,8 @@ class DeadResults:
         """Make the results of some jobs pending again, but for each SUCCESS.
 
         Returns:
-            id in the dead set -> the text of a warning, of each job whose result stayed.
+            id in the dead set -> the text of a warning, for each job whose result could not be
+            deleted.
         """
         jobs_by_backend: dict[int, tuple[Any, list[DeadJob]]] = {}
         for job in jobs:
@@ -54,25 +56,27 @@ class DeadResults:
         return warnings
 
     def _try(self, jobs: Sequence[DeadJob], forget: Any, backend: Any) -> dict[str, str]:
-        why = "the result backend has failed before"
+        why = "the result backend failed for several jobs in a row"
         if self._failures < BACKEND_FAILURES_MOST:
             try:
                 forget(backend, [str(job.task_id) for job in jobs])
-            except Exception as exc:  # whatever the backend raises: the jobs run all the same
+            except Exception as exc:  # of any backend: the jobs run all the same
                 self._failures += 1
                 why = describe(exc)
             else:
                 self._failures = 0
                 return {}
         return {
-            job.id: f"the result of {job.task_id} stays as it is until the job has run ({why})"
+            job.id: (
+                f"the result of {job.task_id} still shows the failure until the job has run ({why})"
+            )
             for job in jobs
         }
 
 
 def _forget_one_by_one(backend: Any, task_ids: Sequence[str]) -> None:
     for task_id in task_ids:
-        if backend.get_state(task_id) not in KEPT:
+        if backend.get_state(task_id) not in KEPT_STATES:
             backend.forget(task_id)
 
 
@@ -84,9 +88,9 @@ def _forget_on_redis(backend: RedisBackend, task_ids: Sequence[str]) -> None:
     gone = [
         (task_id, key)
         for task_id, key, payload in stored
-        if payload is not None and backend.decode_result(payload)["status"] not in KEPT
+        if payload is not None and backend.decode_result(payload)["status"] not in KEPT_STATES
     ]
     if gone:
         backend.client.delete(*(key for _, key in gone))
         for task_id, _ in gone:
-            backend.result_consumer.cancel_for(task_id)  # as its ``forget`` does
+            backend.result_consumer.cancel_for(task_id)  # as the backend's ``forget`` does

@@ -1,12 +1,15 @@
-"""The dead set of a Celery app: finds dead-lettered jobs, puts them back on their queues, deletes
-them.
+"""The dead set of a Celery app: finds dead-lettered jobs and puts them back on their queues.
+``DeadSetStore`` (``store/dead_set.py``), its parent, deletes them.
 
-Users' programs, the commands and the console's page make a ``DeadSet``. A worker's pool process
-makes one to read the job that a failure notification is about (``announcement``).
+Users' programs, the commands (`superfetch dead`) and the console's web page make a ``DeadSet``. A
+worker's pool process makes one to read the job that a failure notification is about
+(``announcement``).
 
 A retry locks a batch of jobs, deletes their old results, and moves each job by one script. If the
 process dies, each job is in the dead set or on its queue. A job that is still in the dead set may
-have lost its result, and no retry can take it until its lock has expired, after a minute.
+have lost its result, and no retry can take it until its lock has expired, after a minute; then the
+operator has to retry it again. If the process dies right after the move, `status` may not show a
+queue without a consumer on which the jobs now wait; a worker that consumes the queue finds them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ..model.arguments import printable
 from ..model.dead_job import CUT, Conditions, DeadJob
 from ..model.lazy import lazy_property
 from ..store import dead_set as store
-from ..store.dead_set import BATCH
+from ..store.dead_set import DEAD_BATCH
 from ..store.queues import Queues
 from .broker import client_of, database_of
 from .dead_results import DeadResults
@@ -33,25 +36,26 @@ from .queues import routes_of, separator_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-BUSY = (
-    "job {!r} is being put back by another process at this moment; if that process dies, it can be "
-    "retried in a minute"
+RETRY_UNDER_WAY = (
+    "job {!r} is being retried by another process; if that process dies, try again in a minute"
 )
-GONE = "no job {!r} in the dead set: it left meanwhile"
+GONE_MEANWHILE = "no job {!r} in the dead set: it was retried or deleted meanwhile"
 
 
 @dataclass
 class Retried:
-    """What became of one job that was to be put back."""
+    """The result of putting one dead job back on its queue."""
 
-    id: str  #: as it was named, or its id in the dead set
+    id: str  #: its id in the dead set; what the caller gave, if no job was found
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
-    queue: str | None = None  #: the queue list it is on, or could not be put on
-    #: Why it is still in the dead set, or gone; None if it is on its queue.
+    #: The queue list (the Redis list of one queue and priority) that it is on, or could not be put
+    #: on; None if the job was not found, left meanwhile, or another retry has locked it.
+    queue: str | None = None
+    #: The reason why it is still in the dead set, or gone; None if it is on its queue.
     error: str | None = None
-    warning: str | None = None  #: what else went wrong, if its result still says FAILURE
-    is_cut: bool = False  #: only the head of its message was kept: it cannot be put back
+    warning: str | None = None  #: why its old result could not be deleted
+    is_cut: bool = False  #: only the first bytes of its message were kept: it cannot be put back
 
 
 @dataclass
@@ -65,8 +69,8 @@ class _Retry:
     is_locked: bool = False  # this call has the job's lock
 
 
-class DeadSet(store.DeadSet):
-    """Killed jobs of the app's broker, newest first.
+class DeadSet(store.DeadSetStore):
+    """The dead-lettered jobs of the app's broker, newest first.
 
     >>> with DeadSet(app) as dead:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
@@ -78,7 +82,7 @@ class DeadSet(store.DeadSet):
 
     Arguments:
         app: the app, after ``install(app)``.
-        client: a client for the broker's database; None: one of its own, for ``close``.
+        client: a client for the broker's database; None: it makes one, which ``close`` closes.
 
     Raises:
         ConfigError: an option of the app is misspelt or impossible.
@@ -93,7 +97,7 @@ class DeadSet(store.DeadSet):
         self._owns_client = client is None
 
     def close(self) -> None:
-        """Close the connection, if it is its own."""
+        """Close the client, unless the caller gave it."""
         if self._owns_client:
             self.client.close()
 
@@ -105,16 +109,17 @@ class DeadSet(store.DeadSet):
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
         """Put one job back at the end of its queue, or of another (``to``), in its old priority,
-        counters cleared and its result pending again.
+        with no strikes, recoveries and stops, and its result pending again.
 
         Arguments:
             job: a job, or its id, or Celery's id of the task, or the start of either.
             to: name of the queue; None: its own.
 
         Raises:
-            JobNotFound: it is not in the dead set, or it left meanwhile.
-            NotWhole: only the head of its message was kept.
-            WrongType: the queue's key holds something else.
+            JobNotFound: it is not in the dead set, left meanwhile, or another process retries it at
+                this moment.
+            NotWhole: only the first bytes of its message were kept.
+            WrongType: the queue's key holds something else than a list.
         """
         [done] = self.retry_many([job], to)
         if done.error is None:
@@ -129,8 +134,8 @@ class DeadSet(store.DeadSet):
         to: str | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> list[Retried]:
-        """Put jobs back in order, each as ``retry`` does, and return what became of each. A job
-        that cannot be put back does not hold up the others, and has an ``error``.
+        """Put jobs back in order, each as ``retry`` does, and return the result of each. A job that
+        cannot be put back does not hold up the others, and has an ``error``.
 
         Arguments:
             jobs: each as for ``retry``.
@@ -140,7 +145,7 @@ class DeadSet(store.DeadSet):
         results = DeadResults(self.app)
         done: list[Retried] = []
         queue = iter(jobs)
-        while batch := list(islice(queue, BATCH)):
+        while batch := list(islice(queue, DEAD_BATCH)):
             done += self._retry(batch, to, results)
             if progress is not None:
                 progress(len(done))
@@ -152,12 +157,12 @@ class DeadSet(store.DeadSet):
         progress: Callable[[int], object] | None = None,
         **conditions: Unpack[Conditions],
     ) -> list[Retried]:
-        """Put all jobs back that meet the conditions, in the order in which they came here.
+        """Put all jobs back that meet the conditions, in the order in which they died.
 
         Arguments:
             to: name of the queue; None: their own.
             progress: called after each batch with the number of jobs that were dealt with.
-            conditions: which jobs are meant; none: all of them.
+            conditions: those of ``DeadFilter``; none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
@@ -167,7 +172,8 @@ class DeadSet(store.DeadSet):
     def _retry(
         self, batch: Sequence[DeadJob | str], to: str | None, results: DeadResults
     ) -> list[Retried]:
-        """Put a batch back, in order. Only jobs that can be moved lose their results."""
+        """Put a batch back, in order. Only jobs that can be moved lose their results. ``reserve``
+        and ``release`` lock and unlock a job against other retries."""
         outcomes: list[Retried] = []
         retries: list[_Retry] = []
         by_id = self.exact_many([named for named in batch if isinstance(named, str)])
@@ -191,14 +197,15 @@ class DeadSet(store.DeadSet):
             retry.target_takes_jobs, retry.is_locked = takes, locked
         try:
             self._move(retries, results)
-        except BaseException:  # Ctrl-C, too: else they could not be retried for a minute
+        except BaseException:  # also Ctrl-C: if they stayed locked, no retry could take them soon
             self.release([retry.job for retry in retries if retry.is_locked])
             raise
-        queues.note({row.queue for row in outcomes if row.queue and not row.error})
+        # So that `status` shows a queue that no worker consumes.
+        queues.add_notes({row.queue for row in outcomes if row.queue and not row.error})
         return outcomes
 
     def _move(self, retries: Sequence[_Retry], results: DeadResults) -> None:
-        """Delete the results of the locked jobs and move these, and fill in what became of each."""
+        """Delete the results of the locked jobs, move the jobs, and fill in each ``Retried``."""
         locked = [retry for retry in retries if retry.is_locked]
         warnings = results.forget(retry.job for retry in locked if retry.target_takes_jobs)
         for retry in retries:
@@ -206,7 +213,7 @@ class DeadSet(store.DeadSet):
             if retry.is_locked:
                 outcome.warning = warnings.get(retry.job.id)
             else:
-                outcome.queue, outcome.error = None, BUSY.format(retry.job.id)
+                outcome.queue, outcome.error = None, RETRY_UNDER_WAY.format(retry.job.id)
         # If the target is no queue, the script says so, and releases the job's lock.
         replies = self.put_back(
             [(retry.job, retry.target, self._expires_ms(retry)) for retry in locked]
@@ -216,17 +223,18 @@ class DeadSet(store.DeadSet):
             if isinstance(reply, Exception):
                 outcome.error = printable(reply)
             elif not reply:
-                outcome.queue, outcome.error = None, GONE.format(outcome.id)
+                outcome.queue, outcome.error = None, GONE_MEANWHILE.format(outcome.id)
 
     def _expires_ms(self, retry: _Retry) -> int:
         """Return the x-expires (ms) of the queue that a job is put on; 0: it has none."""
         return self._expires.get(retry.target.partition(self.separator)[0], 0)
 
     def _target(self, job: DeadJob, to: str | None) -> str:
-        """Return the queue list for a job: its own, or that of queue ``to`` in its priority."""
+        """Return the queue list for a job: its own, or that of queue ``to`` in its priority. If
+        ``to`` names a priority itself, it is a queue list already."""
         if to is None:
             return job.queue_list
-        _, separator, step = job.queue_list.partition(self.separator)
+        _, separator, step = job.queue_list.partition(self.separator)  # kombu's priority step
         return to if self.separator in to else f"{to}{separator}{step}"
 
     @lazy_property

@@ -1,8 +1,9 @@
 """The task of `superfetch drill`: it sleeps, so that the worker that runs it can be killed.
 
-``installation`` adds the task to each installed app. The command (``console/drill.py``) sends its
-jobs to a queue that the operator names, and kills a worker: its jobs are recovered, and sleep
-again.
+``installation`` adds the task to each installed app. The command (``console/drill.py``) sends jobs
+of this task to a queue that the operator names, and kills a worker. A reaper puts the jobs that the
+worker was running back on their queue, and another worker runs them: they sleep again. If the
+command dies, its jobs stay, and sleep for their time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def add_drill_task(app: Celery) -> None:
 
     @app.task(
         name=DRILL_TASK,
-        shared=False,  # else it would be registered with every other app of the process
+        shared=False,  # shared, it would be registered with every other app of the process
         ignore_result=True,
         acks_late=True,
         reject_on_worker_lost=True,
@@ -32,7 +33,7 @@ def add_drill_task(app: Celery) -> None:
 
 
 def sleep_s(seconds: Any, header: object) -> float:
-    """Return for how long (s) a job sleeps: not at all without the header of the command, and for
-    an hour at most. If the task slept for as long as a message says, anyone who may publish could
+    """Return for how long (s) a job sleeps: not at all without the header that the command sets,
+    and for an hour at most. If the task slept for as long as a message says, any producer could
     hold every slot of a worker for years."""
     return min(max(0.0, real(seconds)), DRILL_MAX_S) if header is True else 0.0

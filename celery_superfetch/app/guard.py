@@ -1,11 +1,15 @@
 """The guard: decides whether a job whose run was cut short runs again, or is dead-lettered because
 it has reached its limit. Only a process of the job's own app dead-letters it.
 
-``installation`` connects the guard to ``job_recovering``. The signal is sent by a reaper, for the
-jobs of a dead owner, and by a worker, for a job that lost its pool process, or its run, while the
-worker lives. Both have their limits from ``limits_of``. Nothing is changed here: if the process
-dies after the decision and before the script that carries it out, the next recovery of the job
-decides again.
+A *recovery* puts a job whose run was cut short back on its queue, and counts that. It is a *strike*
+if the job itself may have killed the process, and a *stop* if the worker was stopping. The limits
+of a job are numbers of strikes and of stops.
+
+``installation`` connects the guard to ``job_recovering``. A reaper sends the signal for the jobs of
+a dead owner (the part of a worker that claims jobs). A worker sends it for a job whose pool process
+was lost, or which it failed to start, while the worker lives. Both have their limits from
+``limits_of``. Nothing is changed here: if the process dies after the decision and before the script
+that carries it out, the next recovery of the job decides again.
 """
 
 from __future__ import annotations
@@ -21,37 +25,38 @@ from ..errors import ConfigError
 from ..model.config import check
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
-from ..model.strikes import Decision, Limits, Recovery, decide, toll
+from ..model.strikes import Decision, Limits, Recovery, decide, strike_summary
 from .broker import config_of
 
 logger = one_line_each(get_logger(__name__))
 
 
 def guard_of(app: Celery) -> Callable[..., Decision]:
-    """Return the receiver of ``job_recovering`` that the package brings. A job of another app, and
-    of a task that the app does not have, is recovered even at its limit."""
+    """Return the package's own receiver of ``job_recovering``. It recovers a job of another app, or
+    of a task that the app does not have, even at its limit. A payload that is no message belongs to
+    no app: any process may dead-letter it."""
 
     def guard(recovery: Recovery, **_: Any) -> Decision:
         decision = decide(recovery)
         if decision is Decision.RECOVER or not recovery.parsed:
             return decision
         if recovery.app_name != config_of(app).app_name:
-            stranger = f"belongs to app {recovery.app_name!r}"
+            stranger = f"it belongs to app {recovery.app_name!r}"
         elif recovery.task not in app.tasks:
-            stranger = "is of a task this app does not have"
+            stranger = "its task is not registered in this app"
         else:
             return decision
         logger.warning(
-            "Job %s reached its limit (%s) but %s: it was recovered, not "
-            "killed. A worker of its own app has to be the one that reaps it.",
+            "Job %s reached its limit (%s) but was recovered, not moved to the dead set: %s. It "
+            "is moved there when a worker of its own app recovers it: keep one running.",
             recovery.title,
-            toll(recovery.strikes, recovery.recoveries, recovery.stops),
+            strike_summary(recovery.strikes, recovery.recoveries, recovery.stops),
             stranger,
         )
         return Decision.RECOVER
 
-    # By this ``reaper.recovery.decision_of`` knows it: the answer of another receiver outweighs it.
-    guard.shipped = True  # type: ignore[attr-defined]
+    # ``reaper.recovery.decision_of`` prefers the answer of any other receiver to that of this one.
+    guard.is_default = True  # type: ignore[attr-defined]
     return guard
 
 
@@ -70,7 +75,8 @@ def limits_of(app: Celery) -> Limits:
 
 
 def _limit(app: Celery, task: str | None, option: str, default: int | None) -> int | None:
-    """Return a task's own value for an option that limits something; None: there is no limit."""
+    """Return a task's own value for an option that limits something, the app's (``default``) if it
+    has none; None: there is no limit."""
     limit: int | None = getattr(app.tasks.get(task), f"superfetch_{option}", default)
     try:
         if limit is not None:
@@ -83,10 +89,10 @@ def _limit(app: Celery, task: str | None, option: str, default: int | None) -> i
 
 @cache
 def _log_bad_limit(task: str, option: str, limit: str, instead: int | None) -> None:
-    """Log once in this process that the option's own value (``instead``) holds for a task."""
+    """Log once in this process that the app's value (``instead``) holds for a task."""
     logger.error(
-        "Task %s: superfetch_%s must be None or a whole number greater than 0, it is %s. "
-        "The option's own (%s, %s) holds instead.",
+        "Task %s: superfetch_%s must be None or a whole number greater than 0, got %s. The app's "
+        "option is used instead (%s=%s). Fix the task.",
         task,
         option,
         limit,

@@ -1,37 +1,41 @@
-"""Tells which results Celery does not store: task and message may disagree, and the versions of
-Celery decide that differently.
+"""Decides whether Celery stores a result: task and message may disagree, and the versions of Celery
+treat that differently.
 
-``steps`` asks before a run, since an earlier run may have stored its result, and ``announcement``
-before it stores the failure of a dead-lettered job. Pure functions: a death loses nothing.
-
-Foreign names:
-
-celery app.
-    store a failure where Celery would: trace:get_actual_ignore_result(task,request)>=5.6
+``steps`` asks before a run whether an earlier run of the job can have stored a result: if results
+are ignored, it reads none. ``announcement`` asks before it stores the failure of a dead-lettered
+job. Pure functions: a death loses nothing.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery.app import trace
+import celery
 from celery.app.task import Context
+
+#: True if the option of a message takes the place of the task's own.
+MESSAGE_DECIDES = celery.VERSION >= (5, 6)
 
 
 def ignores_result(task: Any, request: Context) -> bool:
-    """Return whether Celery stores no success of this run.
+    """Return True if Celery does not store a success of this run.
 
-    Celery 5.6 and later let the message decide where it says anything. Earlier versions ignore the
+    In Celery 5.6 and later the message decides, if it has the option. Earlier versions ignore the
     result as soon as the task or the message asks for it.
     """
-    decide = getattr(trace, "get_actual_ignore_result", None)
-    if decide is None:
-        return bool(task.ignore_result or request.ignore_result)
-    return bool(decide(task, request))
+    if MESSAGE_DECIDES:
+        return _ignored(task, request)
+    return bool(task.ignore_result or request.ignore_result)
 
 
 def stores_failure(task: Any, request: Context) -> bool:
     """Return whether Celery stores a failure of this run; before 5.6 the task alone decides."""
-    decide = getattr(trace, "get_actual_ignore_result", None)
-    ignored = task.ignore_result if decide is None else decide(task, request)
+    ignored = _ignored(task, request) if MESSAGE_DECIDES else task.ignore_result
     return not ignored or bool(task.store_errors_even_if_ignored)
+
+
+def _ignored(task: Any, request: Context) -> bool:
+    """Return the option ``ignore_result`` of a message; that of its task if it has none."""
+    # A ``Context`` has False for each option that its message lacks.
+    option = vars(request).get("ignore_result")
+    return bool(task.ignore_result if option is None else option)

@@ -1,11 +1,19 @@
 """The notice of a dead-lettered job (failure notification): a job itself, whose run informs the
 caller, and the receivers, errbacks and chord (``announcement``).
 
-``Notices`` makes its message, in a worker or in a reaper. The script that dead-letters the job
-(``kill.lua``) pushes it to the front of the job's own queue, and a worker's pool runs it. It is
-protected as every job is: recovered if its process dies, and dead-lettered if that happens again
-and again. If it fails, it is parked, and tried later as the same message: its strikes stay in its
-history, and the dead job's record has how far it came.
+``Notices`` makes its message: a reaper calls it for the jobs of a dead owner (the part of a worker
+that claims jobs), and a worker (``Settlement``) for a job of its own. The script that dead-letters
+the job (``kill.lua``) also pushes the notice to the front of the job's own queue. Before a worker
+gives it a slot, the gate asks ``not_before``. A worker's pool runs it; ``installation`` adds the
+task.
+
+A notice is protected as every job is. If its process is killed, it is recovered: put back on its
+queue with a *strike*, one more in the history that the server keeps of a job. After
+``NOTICE_RUNS_MAX`` strikes its runs only store the result; two strikes later the notice itself is
+dead-lettered. Then the caller is not informed: a notice gets no notice, and no ``job_killed``. The
+log has an error, and the dead set has both jobs. If a run fails, the notice is parked (kept in
+Redis until a time) and tried later as the same message: its strikes stay in its history, and the
+dead job's record says how far it came.
 """
 
 from __future__ import annotations
@@ -25,25 +33,25 @@ from kombu.utils.uuid import uuid
 from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from ..model.log_text import one_line_each
 from ..store.database import Database
-from .backend_turn import PATIENCE, NotNow, held_off, pause
+from .backend_lock import LOCK_WAIT_S, NotNow, held_off, pause
 from .queues import separator_of
 
 logger = one_line_each(get_logger(__name__))
 
-#: Runs of a notice that may end with their process: errbacks, receivers, payloads kill, too. The
-#: next one tells the caller alone.
-RUNS = 3
+#: Runs of a notice that may lose their process: an errback, a receiver or the payload may kill it.
+#: Each later run is careful: it stores the result for the caller and does nothing else.
+NOTICE_RUNS_MAX = 3
 
-#: A notice that failed waits twice as long after each further time, so often at most.
-DOUBLED = 8
+#: The wait of a notice doubles with each of its failures, but not more often than this.
+DOUBLINGS_MAX = 8
 
 
 class Postponed(Reject):
-    """Raised by a task whose job is to be tried later: the worker parks it for so many seconds."""
+    """The end of a run whose job is to be tried later: the worker parks the job for ``seconds``."""
 
     def __init__(self, reason: str, seconds: float) -> None:
         super().__init__(reason, requeue=True)
-        self.args = reason, seconds  # it goes to another process, which calls this with them
+        self.args = reason, seconds  # it is pickled; the other process calls the class with these
         self.seconds = seconds
 
 
@@ -65,57 +73,63 @@ def add_announce_task(app: Celery) -> None:
         base=AnnounceTask,
         name=ANNOUNCE_TASK,
         bind=True,
-        shared=False,  # else it would be registered with every other app of the process
+        shared=False,  # shared, it would be registered with every other app of the process
         ignore_result=True,
         acks_late=True,
-        acks_on_failure_or_timeout=False,  # one that is cut short has not told
+        acks_on_failure_or_timeout=False,  # a run that is cut short has not informed the caller
         reject_on_worker_lost=True,
         rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
-        superfetch_strike_limit=RUNS + 2,  # two careful runs, the last one a solo run (probation)
+        # Two careful runs. The last one is a solo run: the worker runs no other job meanwhile, so
+        # that its death is certainly the fault of this one.
+        superfetch_strike_limit=NOTICE_RUNS_MAX + 2,
     )
     def announce(self: Any) -> None:
-        """Announce the dead job that the message names; if that fails, have it tried later."""
+        """Announce the dead job that the message names; if that fails, try it later."""
         from .announcement import Announcement
 
-        header = self.request.get("superfetch") or {}
+        header = self.request.get("superfetch") or {}  # counters, added to each delivery
         dead_id = str(self.request.get(DEAD_ID_HEADER))
-        careful = header.get("strikes", 0) >= RUNS
+        careful = header.get("strikes", 0) >= NOTICE_RUNS_MAX
         announcement = Announcement(self.app, dead_id, str(self.request.id), careful=careful)
         try:
             announcement.make()
-        except NotNow:  # which is no failure of its own
+        except NotNow:  # another notice asks the result backend; this one has not failed
             announcement.store_progress()
-            raise Postponed("another one waits for the result backend", pause()) from None
-        except Exception:  # the result backend's errors are its own
-            seconds = pause() * 2 ** min(announcement.progress.failures, DOUBLED)
+            raise Postponed(
+                "another failure notification waits for the result backend", pause()
+            ) from None
+        except Exception:  # a result backend raises errors of its own library
+            seconds = pause() * 2 ** min(announcement.progress.failures, DOUBLINGS_MAX)
             logger.exception(
-                "Failure notification for dead job %s failed: its caller is not informed yet. It "
-                "is tried again in %d s.",
+                "Failure notification for dead job %s failed: its caller is not informed yet. "
+                "Tried again in %d s. Check the result backend; the traceback follows.",
                 announcement.title,
                 seconds,
             )
             announcement.store_progress(failed=True)
-            raise Postponed("it failed", seconds) from None
+            raise Postponed("the failure notification failed", seconds) from None
 
 
 class Notices:
-    """Makes the notices of an app: each for a queue list, as kombu would store it there. The script
-    that kills puts the job's id in the dead set into it."""
+    """The maker of an app's notices: each for a queue list (the Redis list of one queue and
+    priority), as kombu would store it there. ``DEAD_ID`` is a placeholder in the notice:
+    ``kill.lua`` replaces it by the job's id in the dead set."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self._looked, self._held_off = -inf, False
 
     def not_before(self, database: Database) -> float:
-        """Return when a notice may run (s since the epoch; 0: at once). Notices that would wait for
-        the result backend get no slot: there may be thousands, in front of all other jobs."""
-        if monotonic() - self._looked > PATIENCE:
+        """Return when a notice may run (s since the epoch; 0: at once). A notice that would have to
+        wait for the result backend gets no slot: there may be thousands, in front of all other
+        jobs."""
+        if monotonic() - self._looked > LOCK_WAIT_S:
             self._looked, self._held_off = monotonic(), held_off(database)
         return time() + pause() if self._held_off else 0.0
 
     def __call__(self, queue_list: str) -> bytes:
-        """Return the message of a new notice; empty if it cannot be made: then no caller is
-        informed."""
+        """Return the message of a new notice; empty if it cannot be made: then the job is
+        dead-lettered all the same, and its caller is not informed."""
         id = uuid()
         queue, _, step = queue_list.partition(separator_of(self.app))
         try:
@@ -123,8 +137,9 @@ class Notices:
             how = dumps(message.body, serializer=self.app.conf.task_serializer)
         except Exception:  # of a serializer that is not there, or has no key
             logger.exception(
-                "No notice could be made for a killed job of queue %s: it is in the dead set, and "
-                "its caller is not told. See whether task_serializer works here.",
+                "No failure notification could be made for a job moved to the dead set "
+                "(queue=%s): its caller is not informed. Check that task_serializer works in "
+                "this process.",
                 queue,
             )
             return b""

@@ -1,8 +1,11 @@
-"""Asks kombu on which queue lists it would put a message, and which queue lists an app has.
+"""Asks kombu on which queue lists it would put a message, and which queue lists an app has. A
+*queue list* is the Redis list of one queue and one priority step.
 
 `superfetch migrate` and ``DeadSet`` make ``Routes``; reapers and the inspector ask for
-``lists_of``. Exchanges and queues are declared in this process's memory alone, and Redis is only
-read: if the process dies, nothing has changed.
+``lists_of``. ``DeadSet``, the inspector and notices ask for ``separator_of``; the inspector and
+`superfetch migrate`, which moves the messages that stock kombu holds unacked, for ``unacked_of``.
+Exchanges and queues are declared in this process's memory, and Redis is only read: if the process
+dies, nothing has changed.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ from ..transport.channel import Channel
 
 
 class Routes:
-    """Queue lists by exchange, routing key and priority, as stock kombu restores a message. The app
-    knows the types of its exchanges; of others, the binding tables in Redis tell."""
+    """The queue lists of a message by its exchange, routing key and priority: those on which stock
+    kombu would put an unacked message back. The app knows the types of its own exchanges; the types
+    of others follow from their binding tables in Redis."""
 
     def __init__(self, app: Celery, channel: Channel) -> None:
         self._channel = channel
         self.expires_of = channel.expires_of  # ms of a queue's x-expires, or 0
         self._queues = cache(self._look_up)
-        # In this process's memory; kombu also reads the length of each queue.
+        # kombu declares these in this process's memory; it also reads the length of each queue.
         for queue in app.amqp.queues.values():
             if queue.exchange and queue.exchange.name:
                 queue.exchange.declare(channel=channel)
@@ -42,12 +46,13 @@ class Routes:
     def _look_up(self, exchange: str, routing_key: str) -> list[str]:
         channel = self._channel
         if exchange and exchange not in channel.state.exchanges:
-            # kombu takes an exchange that was not declared for a direct one: of a topic exchange it
-            # would find too few queues.
+            # kombu takes an exchange that was not declared for a direct one, and would find too few
+            # queues of a topic exchange. A topic exchange has a pattern in each row of its table.
             table = channel.get_table(exchange)
             if table and all(pattern for _, pattern, _ in table):
                 channel.exchange_declare(exchange, "topic")
-        # A broadcast was for one worker: no other worker reads the queue that kombu made for it.
+        # kombu makes a queue for each worker that listens to a fanout exchange; no other worker
+        # would read what was broadcast to it.
         fanout = exchange and channel.typeof(exchange).type == "fanout"
         queues = () if fanout else channel.bound_queues(exchange, routing_key)
         return sorted(filter(None, {*queues}))
@@ -74,13 +79,16 @@ def lists_of(app: Celery) -> set[str]:
 def _sent_to(app: Celery) -> Iterator[Any]:
     """Yield the queues, or their names, that tasks, routes and beat's entries send to. Celery makes
     a queue when a message is sent to it: until a worker consumes it, the settings alone name it."""
-    entries = map(dict, (app.conf.beat_schedule or {}).values())  # a ScheduleEntry has pairs, too
-    ways = [entry.get("options") for entry in entries]
+    # An entry is a dictionary, or a ScheduleEntry, of which ``dict`` makes one.
+    entries = map(dict, (app.conf.beat_schedule or {}).values())
+    targets = [entry.get("options") for entry in entries]
     for route in app.amqp.routes or ():
-        if isinstance(route, MapRoute):  # what a function answers is known of a message alone
-            ways += [*route.map.values(), *route.patterns.values()]
+        if isinstance(route, MapRoute):  # a route that is a function answers only for a message
+            targets += [*route.map.values(), *route.patterns.values()]
     named = [getattr(task, "queue", None) for task in [*app.tasks.values()]]
-    named += [way if isinstance(way, str) else dict(way or {}).get("queue") for way in ways]
+    named += [
+        target if isinstance(target, str) else dict(target or {}).get("queue") for target in targets
+    ]
     return filter(None, named)
 
 

@@ -1,6 +1,9 @@
-"""Runs this package's reap task without Celery's signals of a task, which are for users' tasks.
-Celery's worker calls it in the pool, in place of its tracer. A run that dies with its process is
-not repeated: beat sends the next one in some seconds.
+"""Runs the reap task, which recovers the jobs of dead workers (``reap_task.py``), without Celery's
+signals of a task: these are for users' tasks.
+
+Celery's worker calls ``__trace__`` in the pool, in place of its own tracer. The reap task is acked
+before it runs (``acks_late=False``), so a run that dies with its process is not repeated: beat
+sends the task again at the next interval.
 
 Foreign names:
 
@@ -24,8 +27,9 @@ logger = one_line_each(get_logger(__name__))
 
 class QuietTask(Task):
     """A task whose runs send no ``task_prerun``, ``task_postrun``, ``task_success`` and
-    ``task_failure``: receivers of these open database connections, count and trace. It has no
-    result, no retry and no callbacks. ``apply()``, called by hand, runs it by Celery's tracer."""
+    ``task_failure``: users' receivers would open a database connection, count and trace for each.
+    It has no result, no retry and no callbacks. ``apply()``, called by hand, makes a tracer of
+    Celery's for itself, and sends the signals."""
 
     @property
     def __trace__(self) -> Any:
@@ -37,8 +41,8 @@ class QuietTask(Task):
         """Ignore Celery's own tracer, which each process sets: it would send the signals."""
 
     def _run_quietly(self, uuid: str, args: Any, kwargs: Any, request: Any = None) -> Any:
-        """Run the task and return the outcome of a success, as Celery's tracer does. An error is
-        logged: the next run is another try."""
+        """Run the task and return the tuple that Celery's tracer returns for a success. An error is
+        only logged: the next run is another try."""
         started, text = monotonic(), ""
         context = Context(request or {}, args=args, called_directly=False, kwargs=kwargs)
         self.request_stack.push(context)
@@ -47,7 +51,7 @@ class QuietTask(Task):
             took = monotonic() - started
             logger.debug("Task %s[%s] succeeded in %ss: %s", self.name, uuid, took, text)
         except Exception:
-            logger.exception("Task %s[%s] failed; beat sends the next.", self.name, uuid)
+            logger.exception("Task %s[%s] failed; beat sends the next one.", self.name, uuid)
         finally:
             self.request_stack.pop()
         return None, None, monotonic() - started, text

@@ -1,4 +1,5 @@
-"""Tells a result of a job from that of an older job with the same task id; senders reuse ids.
+"""Tells a result of a job from that of an older job with the same task id, since senders may reuse
+ids.
 
 ``steps`` asks before a run, ``worker/request.py`` for a job whose pool process was lost, and
 ``announcement`` for a dead-lettered job. A pure function: a death loses nothing.
@@ -13,11 +14,13 @@ SKEW_S = 2.0  # seconds by which the clocks of two workers may differ
 
 
 def is_of_job(meta: Any, first_claimed: float) -> bool:
-    """Return whether a stored result may be of this message.
+    """Return whether a stored result may be of this message: it was not stored before a worker
+    first claimed the message.
 
     Arguments:
-        meta: the result as the backend has it; one that does not say when it was stored may be.
-        first_claimed: when the message was claimed for the first time (s; 0: not known).
+        meta: the result as the backend has it. If it does not say when it was stored, the answer is
+            True.
+        first_claimed: when a worker first claimed the message (s; 0: not known).
     """
     done = meta.get("date_done")
     try:

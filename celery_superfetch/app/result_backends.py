@@ -1,10 +1,14 @@
-"""Patches an app's result backends on Redis: a chord counts each part once, and a retry or a
-failure never replaces a success.
+"""Patches an app's result backends on Redis: a chord counts each part once, a retry or a failure
+does not replace a success, and a call waits up to a minute for a server that refuses it.
 
 ``installation`` calls ``patch_backends`` and ``patch_backends_of_tasks`` in each process of the
-app, a worker that starts calls the latter again. The patched methods run where a job runs. If the
-process dies in one, the result is stored or it is not; the job is recovered, and its next run
-stores one again.
+app, and a worker that starts (``worker/bootsteps.py``) calls the latter again. ``announcement``
+calls ``own_backend``. The patched methods run where a job runs. If the process dies in one, the
+result is stored or it is not; the job is recovered (put back on its queue), and its next run stores
+a result again.
+
+A success is recognized in Celery's JSON alone: results of other serializers are stored as in stock
+Celery. So is every result where the server forbids scripts to the result backend.
 
 Foreign names:
 
@@ -24,11 +28,11 @@ from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
 from .chords import count_parts_once, is_on_redis
-from .refusals import patiently
+from .patient_calls import patiently
 
 SUCCESS = '{"status": "SUCCESS"'  # how Celery's JSON of a job that succeeded begins
 
-#: Stores what is no success, as Celery does, unless one is there.
+#: Stores a result that is no success, as Celery does, unless a success is stored there.
 #: KEYS: the result
 #: ARGV: what to store, seconds until it expires (0: never), how a success begins
 STORE = Script(
@@ -59,23 +63,24 @@ def patch_backends_of_tasks(sender: Celery, **_: Any) -> None:
 
 
 def own_backend(task: Any) -> Any:
-    """Return the result backend that a task has for itself; None if it uses that of its app."""
-    own = type(task).backend
-    return task._backend if own is Task.backend else own
+    """Return the result backend that a task has for itself, set on its class or on the task; None
+    if it uses that of its app."""
+    class_backend = type(task).backend
+    return task._backend if class_backend is Task.backend else class_backend
 
 
 def patch(backend: Any) -> Any:
     """Patch a result backend, if it is on Redis and was not patched before, and return it."""
-    if is_on_redis(backend) and "_set" not in vars(backend):
+    if is_on_redis(backend) and "_set" not in vars(backend):  # ``keep_success`` sets it
         count_parts_once(backend)
         keep_success(backend)
     return backend
 
 
 def keep_success(backend: Any) -> None:
-    """Replace the method of a result backend that stores a result. Celery reads whether a job has
-    succeeded, and then stores its retry or its failure. If a process freezes in between, and the
-    job succeeds elsewhere meanwhile, the success is replaced, and its caller waits for ever."""
+    """Replace the method of a result backend that stores a result. Stock Celery reads whether a job
+    has succeeded, and then stores its retry or its failure. If a process freezes in between, and
+    the job succeeds elsewhere meanwhile, the success is replaced, and its caller waits for ever."""
     store = backend._set
 
     def _set(key: Any, value: Any, *expires: Any) -> None:
@@ -84,8 +89,8 @@ def keep_success(backend: Any) -> None:
     def put(key: Any, value: Any, *expires: Any) -> None:
         if not isinstance(value, str) or value.startswith(SUCCESS):
             return store(key, value, *expires)
-        given = next(iter(expires), None)
-        seconds = (backend.expires if given is None else given) or 0
+        lifetime = next(iter(expires), None)
+        seconds = (backend.expires if lifetime is None else lifetime) or 0
         try:
             STORE([key], [value, int(seconds), SUCCESS], client=backend.client)
         except ResponseError:  # scripts may be forbidden there

@@ -1,9 +1,10 @@
-"""Adds the reap task's entry to an app's ``beat_schedule``, without changing the user's dictionary.
+"""Adds the entry of the reap task (``reap_task.py``: it recovers the jobs of dead workers) to an
+app's ``beat_schedule``, without changing the user's dictionary.
 
-``installation.configure`` calls ``scheduled``, which puts a copy with the entry into the app's
-settings. When beat reads the settings, the copy first takes over what has changed in the user's
-dictionary. Nothing here is stored on a server. A scheduler with a database stores the entry;
-``migration/beat_rows.py`` deletes it there.
+``installation.configure`` calls ``scheduled``, and puts the copy with the entry that it returns
+into the app's settings. When beat reads ``beat_schedule``, what has changed in the user's
+dictionary is first copied. Nothing here is stored on a server. A scheduler with a database stores
+the entry; when an app goes back to stock, ``migration/beat_rows.py`` deletes it there.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Schedule:
 
     Arguments:
         users: the user's dictionary, or what else ``beat_schedule`` was set to.
-        before: the schedule that was set until the user assigned another dictionary, which may
-            contain its entries.
+        before: the earlier Schedule, if the user has replaced the setting since. The user's new
+            dictionary may be made from the earlier copy, and so have the reap task's entry.
     """
 
     def __init__(self, users: Any, before: Schedule | None) -> None:
@@ -38,8 +39,9 @@ class Schedule:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Copy what has changed in the user's dictionary since the last call: modules that are
-        loaded later add their entries there, and beat would never send them."""
+        """Copy what has changed in the user's dictionary since the last call. Modules that are
+        loaded later add their entries there: if they were not copied, beat would never send
+        them."""
         if self._before is not None:
             self._before.catch_up()
         users, copied = dict(self._users), self._copied
@@ -64,6 +66,7 @@ class Schedule:
         latest = self._entry or (before._entry if before is not None else None)
         present = self.merged.get(REAP_ENTRY)
         refused = self.is_refused or (before is not None and before.is_refused)
+        # An entry that is the latest one was added here, and may be renewed; another is the user's.
         if (present is None and not refused) or (present is not None and present is latest):
             self.merged[REAP_ENTRY] = entry
         self._entry = entry
@@ -90,7 +93,8 @@ def scheduled(app: Celery, interval: float) -> dict[str, Any]:
         schedule = Schedule(found, before=schedule)
     schedule.add(interval)
     vars(app)[LINK] = vars(conf)[LINK] = schedule
-    if type(conf) is Settings:  # settings of a class of the user's do not follow later changes
-        # A plain assignment would make a setting of that name.
+    # If the user has a class of settings, the copy does not follow later changes.
+    if type(conf) is Settings:
+        # A plain assignment would make a setting of the name ``__class__``.
         object.__setattr__(conf, "__class__", CaughtUp)
     return schedule.merged

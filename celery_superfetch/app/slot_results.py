@@ -1,4 +1,5 @@
-"""Results in one slot of a cluster, as the jobs are: Celery has no result backend for clusters.
+"""A result backend for a Redis Cluster: all results are in one hash slot, as the jobs are, since
+Celery has no result backend for clusters.
 
 Celery makes a ``RedisBackend`` in each process whose ``result_backend`` names it. A worker that
 starts calls ``check_results``. If the process dies, a result is stored or it is not, as with
@@ -14,7 +15,7 @@ from celery.backends import redis
 from redis.exceptions import RedisError
 
 from ..errors import ConfigError
-from ..store.redis.connections import ASKED_ONCE, leading_home
+from ..store.redis.connections import ASKED_ONCE, following_params
 from ..store.redis.pools import shared_client
 from ..store.redis.server import info
 from ..store.redis.slots import address_of, slot_of
@@ -40,13 +41,14 @@ class RedisBackend(redis.RedisBackend):
         slot = slot_of(prefix, nodes)
         if slot is None:
             raise ConfigError(
-                "a cluster keeps all results of an app in one place only under a prefix with a "
-                'name in braces. Set result_backend_transport_options = {"global_keyprefix": '
-                f'"{{shop}}:"}}, with a name of your own, for producers and workers alike; now it '
-                f"is {prefix!r}"
+                f"the result backend is a cluster, and the prefix of results, {prefix!r}, has no "
+                "name in braces, so they would be on several nodes. Set "
+                'result_backend_transport_options = {"global_keyprefix": "{shop}:"}, with a name '
+                "of your own, for producers and workers alike"
             )
-        slot.clustered = True  # whichever of the nodes is away just now
-        self.connparams = leading_home(params, slot)
+        slot.clustered = True  # known here; asking the nodes would fail while some are away
+        # With these parameters each connection goes to the node that serves the slot.
+        self.connparams = following_params(params, slot)
 
 
 def check_results(app: Any) -> None:
@@ -60,9 +62,9 @@ def check_results(app: Any) -> None:
         facts = info(client, "cluster")
     if str(facts.get("cluster_enabled", "0")) == "1":
         raise ConfigError(
-            "the result backend is a cluster, which Celery's own backend does not follow: no "
-            'result would be stored, and no job acked. Put "celery_superfetch:RedisBackend+" '
-            "before the URL in result_backend, and set result_backend_transport_options = "
-            '{"global_keyprefix": "{shop}:"}, with a name of your own, for producers and workers '
-            "alike"
+            "the result backend is a cluster, which Celery's own backend does not support: "
+            "results could not be stored, and jobs could not be acked. Put "
+            '"celery_superfetch:RedisBackend+" before the URL in result_backend, and set '
+            'result_backend_transport_options = {"global_keyprefix": "{shop}:"}, with a name of '
+            "your own, for producers and workers alike"
         )

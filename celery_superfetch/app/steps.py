@@ -1,13 +1,15 @@
 """Runs a job where the pool runs it: a pool process, a thread or a greenlet.
 
-``worker.run_job`` calls ``run`` with the job's claim and Celery's tracer. ``run`` gives
-the steps of the job (callbacks, links, a chord's body, a retry) ids that are the same in each run,
-lets Celery's tracer run the body and publish them, and turns what went wrong into an outcome of
-Celery's: a requeue if the server did not take a step, an ``Ignore`` if the job belongs to another
-owner by now.
+The *steps* of a job are the messages that are published because it ends: callbacks, the next link
+of its chain, a chord's body, a retry. ``worker.run_job`` calls ``run`` with the job's claim (the
+record that this worker holds the job) and Celery's tracer. ``run`` gives the steps ids that are the
+same in each run, lets Celery's tracer run the task's body and publish the steps, and turns two
+errors into an outcome of Celery's: a requeue if the server did not take a step (``NotSent``), an
+``Ignore`` if the job has ended already or is another worker's by now (``Fenced``).
 
-If the process dies in a run, the job is recovered, and its next claim has the steps note, which
-says what was published (``model.step``): only the rest is published again.
+If the process dies in a run, a reaper puts the job back on its queue. Its next claim has the steps
+note (``model.step``), which names the steps that were published: the body runs again, and only the
+other steps are published. If the run had published its retry, the job does not run again.
 
 Foreign names:
 
@@ -38,20 +40,20 @@ from ..model.log_text import one_line_each
 from ..model.step import Claim, Fenced, Run, running, seed_of
 from .chords import is_on_redis
 from .ignored_results import ignores_result
-from .refusals import NotSent
+from .patient_calls import NotSent
 from .result_age import is_of_job
 from .sender import release
 from .task_hooks import hook
 
 logger = one_line_each(get_logger(__name__))
 
-#: Headers of Celery's own; all others Celery takes for the user's.
+#: Celery's own headers. Celery takes every other header for the user's.
 OF_CELERY = frozenset(vars(Context)) | {"lang", "task", "argsrepr", "kwargsrepr", "compression"}
 FIRST_RUN = Counters().as_header()
 
 
 class Completed(BaseException):
-    """The end of a run of a job that had succeeded before: its body does not run again."""
+    """Raised to end the run of a job that had succeeded before: its body does not run again."""
 
 
 def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +66,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     token = running.set(None)
     try:
         if is_tracer(target):
-            # What this raises, Celery's tracer would raise, too: the worker stores and logs it.
+            # Celery's tracer would raise the same for a bad message; the worker stores and logs it.
             args = _prepare(claim, _tasks_of(target), *args)
         try:
             answer = target(*args, **kwargs)
@@ -74,7 +76,7 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         _release(answer)
         return answer
     except NotSent as exc:
-        logger.warning("%s: it goes back to its queue, and runs again.", exc)
+        logger.warning("%s: the job is requeued and runs again.", exc)
         return _ended_by(Reject(str(exc), requeue=True), exc)
     except Fenced as exc:
         logger.warning("%s", exc)
@@ -91,8 +93,8 @@ def is_tracer(target: Callable[..., Any]) -> bool:
 
 
 def _tasks_of(tracer: Callable[..., Any]) -> Mapping[str, Any]:
-    """Return the tasks among which one of Celery's tracers looks for that of a job. The tracer of a
-    worker has its own: a task may have made another app the current one, and the default."""
+    """Return the tasks by name, as one of Celery's tracers finds them. ``fast_trace_task`` has the
+    tasks of the worker's app; ``current_app`` could be another app, if a task has changed it."""
     tasks: Mapping[str, Any]
     if tracer is trace.fast_trace_task and trace._localized:
         tasks, *_ = trace._localized
@@ -107,13 +109,13 @@ def _ended_by(semipredicate: Exception, exc: BaseException) -> Any:
 
 
 def _release(answer: Any) -> None:
-    """Publish the retry, or the replacement, that the run holds. By the tracer's answer: if the run
-    ended by ``Retry``, or by the ``Ignore`` of replace(), the job is over with it."""
+    """Publish the retry, or the replacement, that the run holds. The tracer's answer says whether
+    the job is over with it: then the run ended by ``Retry``, or by the ``Ignore`` of replace()."""
     job = running.get()
     if job is None or not job.held:
         return
     failed, error, *_ = answer if isinstance(answer, tuple) else (False, None)
-    exc = getattr(error, "exception", None)
+    exc = getattr(error, "exception", None)  # billiard may wrap it, with the error as ``exc``
     is_over = bool(failed) and isinstance(getattr(exc, "exc", exc), (Retry, Ignore))
     release(job, is_over=is_over)
 
@@ -144,22 +146,24 @@ def _prepare(
     title = f"{name}[{id}]"
     if claim.is_over:
         raise Fenced(
-            f"Job {title} does not run again: an earlier run has sent its retry, or what replaces "
-            "it, and was cut short after that"
+            f"Job {title} does not run again: an earlier run published its retry or its "
+            "replacement before it was cut short"
         )
-    if request.get("headers") is None:  # Celery would take ours for the user's
+    if request.get("headers") is None:  # Celery would take this package's for the user's
         request["headers"] = {k: v for k, v in request.items() if k not in OF_CELERY}
     counters = request.get(DELIVERY)
     task = tasks[name]
     # Only a job that was delivered before may have a result.
     result = (claim.steps or counters) and _result_of(task, id, request)
+    # For the task (``self.request.superfetch``): an earlier run had ended its body. Steps are
+    # published only after that.
     ended = bool(claim.steps) or (bool(result) and is_of_job(result, claim.since))
     request[DELIVERY] = {**(counters or FIRST_RUN), "ended": ended, "token": claim.token}
     if claim.id:
         seed = seed_of(request.get("properties") or {}, id)
         group, retries = request.get("group"), request.get("retries") or 0
         running.set(Run(claim, id, title, group, seed, retries))
-        hook(task, request.get("hostname"))
+    hook(task, request.get("hostname"))  # also of a job that was acked before: its body may fork
     if result and result["status"] == states.SUCCESS and _is_deduplicated(task):
         if content_type:  # if not, it was decoded before, as protocol 1 always is
             accept = prepare_accept_content(task.app.conf.accept_content)
@@ -192,12 +196,12 @@ def _complete(task: Any, result: Any, request: dict[str, Any], embed: dict[str, 
     """Complete a job that has succeeded in an earlier run, and that Celery therefore skips.
 
     Celery does not count such a job in its chord. If the earlier run died between its result and
-    the count, the chord would wait for ever: so a part of a chord is counted here. For another job
-    Celery itself publishes what follows, unless the stored result says that this was done; these
-    messages become steps.
+    the count, the chord would wait for ever: so a part of a chord is counted here. What follows
+    another job Celery publishes itself, unless the stored result says that this was done; these
+    messages are made steps here.
 
     Arguments:
-        embed: what the body of its message names for its end.
+        embed: the callbacks, errbacks, chain and chord in the body of its message.
 
     Raises:
         Completed: it is counted, and there is nothing left to do.

@@ -1,20 +1,21 @@
 """Reports to the run of a job (``model.step.Run``) how far Celery has come with it: the task's body
-begins and ends, Celery publishes what follows the job, the task retries or replaces itself. By
-that, ``app.sender`` finds out which messages of the run are steps.
+begins and ends, Celery publishes what follows the job, the task retries or replaces itself. From
+that ``app.sender`` knows which messages of the run are *steps*: messages that are published because
+the job ends, and that are published once however often it runs.
 
 ``app.steps`` calls ``hook`` before each run. In the first run of a task in this process it wraps
-methods of the task and of its result backend, all of Celery's public interface: ``run``,
-``__call__``, ``retry``, ``on_replace``; ``mark_as_done``, ``mark_as_failure``,
-``on_chord_part_return``. Outside the run of a job the wrappers only call what they wrap. If the
-process dies, nothing of this is left.
+methods of the task (``run``, ``__call__``, ``retry``, ``on_replace``) and of its result backend
+(``mark_as_done``, ``mark_as_failure``, ``on_chord_part_return``). Outside the run of a job the
+wrappers only call what they wrap. All of this is in memory: if the process dies, the next process
+hooks again, and the job is recovered with the note of its published steps (``app.steps``).
 
-Celery's tracer takes a task's ``run`` when it is built, so that it is built again.
+Celery's tracer reads a task's ``run`` when the tracer is built: so it is built again here.
 
 Foreign names:
 
 celery
-    know when a body ends, and what Celery publishes after it: app.task:Task.on_replace(sig)
-        app.trace:build_tracer(name,task,loader,hostname,app=) app.task:Task.__trace__
+    know when a body ends, and what Celery publishes after it: app.task:Task.__trace__
+        app.trace:build_tracer(name,task,loader,hostname,app=)
         backends.base:Backend.mark_as_done(id,result)
         backends.base:Backend.mark_as_failure(id,exc,traceback,request=)
         backends.redis:RedisBackend.on_chord_part_return(request,state,result)
@@ -31,6 +32,7 @@ from celery import Task
 from celery.app import trace
 
 from ..model.step import Phase, ids_of, running
+from .forked_children import call_body
 from .sender import release
 
 #: Marks what is wrapped: a task, a result backend, a ``__call__``.
@@ -85,8 +87,9 @@ def _body(task: Any, body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the body of a job, and report its begin and its end. What else calls the task's body is
-    part of a body: another task, the task itself, an eager run."""
+    """Run the body of a job, and report its begin and its end. If the body calls a task, itself or
+    another one, directly or eagerly, that call is part of the body."""
+    body = partial(call_body, body)
     run = running.get()
     if run is None or run.phase is not Phase.BEFORE:
         return body(*args, **kwargs)
@@ -94,9 +97,10 @@ def _run_body(task: Any, body: Callable[..., Any], args: Any, kwargs: Any) -> An
     if request.id != run.task_id:
         return body(*args, **kwargs)
     message = vars(request)
-    # ``app.steps`` may have begun it for a job that Celery skips. This job was not skipped.
+    # ``app.steps`` begins to publish the followers of a job that Celery may skip. This job was not
+    # skipped.
     run.end_publishing()
-    run.hide_ids(message)
+    run.hide_ids(message)  # the body sees the signatures as their sender wrote them
     run.phase = Phase.BODY
     try:
         result = body(*args, **kwargs)
@@ -111,7 +115,8 @@ def _retry(retry: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(retry)
     def retry_hooked(*args: Any, **kwargs: Any) -> Any:
         answer = retry(*args, **kwargs)
-        if run := running.get():  # it did not raise (throw=False): the run does not end with it
+        # ``retry`` has returned and not raised (throw=False): the run does not end with the retry.
+        if run := running.get():
             release(run)
         return answer
 
@@ -134,8 +139,8 @@ def _on_replace(on_replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hook_backend(backend: Any) -> None:
-    # Without ``wraps``, which takes long: each greenlet has a backend of its own, so that this is
-    # done for each job.
+    # Without ``wraps``, which is slow: each greenlet has a backend of its own, so that this is done
+    # for each job.
     backend.mark_as_done = _mark_as_done(backend.mark_as_done)
     backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
     backend.on_chord_part_return = _on_chord_part_return(backend.on_chord_part_return)
@@ -146,7 +151,7 @@ def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return mark(task_id, *args, **kwargs)
         finally:
-            # What follows is published: hooks and receivers of signals are next.
+            # The followers are published: hooks and receivers of signals are next.
             run = running.get()
             if run is not None and run.task_id == task_id:
                 run.end_publishing()
@@ -160,7 +165,8 @@ def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
         is_of_run = run is not None and run.task_id == task_id and run.phase is not Phase.BODY
         if run is None or request is None or not is_of_run:
             return mark(task_id, *args, **kwargs)
-        run.end_publishing()  # what followed a success could not be published
+        # If Celery has begun to publish what follows a success, that has failed.
+        run.end_publishing()
         with run.publishing_followers(vars(request)):
             return mark(task_id, *args, **kwargs)
 

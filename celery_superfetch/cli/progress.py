@@ -1,4 +1,7 @@
-"""Progress of a long command, on stderr: the document of ``--json`` is alone on stdout."""
+"""The progress of a long command, on stderr: the document of ``--json`` is alone on stdout.
+
+The commands of this room make a ``ProgressLine`` or a ``Countdown``.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from time import monotonic
 
 import click
 
-STEP = 1000  # jobs after which a program that reads stderr hears of it; a person: each batch
-PAUSE = 10.0  # seconds after which a program that reads stderr hears that something is waited for
+#: Jobs between two lines for a program that reads stderr; a person sees each batch.
+PROGRESS_STEP_JOBS = 1000
+#: Seconds between two lines for such a program while the command waits.
+PROGRESS_PAUSE_S = 10.0
 
 
-class Progress:
+class ProgressLine:
     """A line on the terminal: the number of jobs that are done (``total`` 0: not known)."""
 
     def __init__(self, total: int = 0, silent: bool = False, verb: str = "") -> None:
@@ -26,7 +31,7 @@ class Progress:
             return
         if sys.stderr.isatty():
             click.echo(f"\r{text}", nl=is_last, err=True)
-        elif done // STEP > before // STEP or is_last:
+        elif done // PROGRESS_STEP_JOBS > before // PROGRESS_STEP_JOBS or is_last:
             click.echo(text, err=True)
 
     def end(self) -> None:
@@ -36,7 +41,7 @@ class Progress:
 
 
 class Countdown:
-    """Show what is waited for, and for how many seconds more."""
+    """A line that says what the command waits for, and for how many seconds more."""
 
     def __init__(self, silent: bool = False) -> None:
         self._silent, self._next, self._width = silent, 0.0, 0
@@ -49,7 +54,7 @@ class Countdown:
             click.echo(f"\r{line.ljust(self._width)}", nl=False, err=True)
             self._width = len(line)
         elif now >= self._next:
-            self._next = now + PAUSE
+            self._next = now + PROGRESS_PAUSE_S
             click.echo(line, err=True)
 
     def end(self) -> None:

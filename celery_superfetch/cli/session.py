@@ -1,4 +1,8 @@
-"""What all commands share: a session, and how errors are said."""
+"""The session of a command: its connection, its output and its errors.
+
+Each command of this room, and of the console, is made by ``command``, which opens a ``Session`` and
+turns errors into one line and an exit code. It stores nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ if TYPE_CHECKING:
     from ..reaper.reaper import Reaper
     from .tables import Tables
 
-# The rest of the package is imported by the commands: `celery --help` pays for none of it, and
-# whatever may be wrong with it, `celery` itself goes on working.
+# The commands import the rest of the package when they run: `celery --help` does not load it, and
+# works even if an import fails.
 
-#: Seconds without an answer after which it is said that one is waited for.
-PATIENCE = 3
+#: Seconds without an answer after which the command says that it waits for one.
+SLOW_ANSWER_S = 3
 
 #: Errors named on a terminal: more push what was done off the screen.
 MOST_ERRORS = 20
@@ -55,15 +59,15 @@ SECONDS = Seconds(0)
 
 
 class Group(click.Group):
-    """Our commands, and those that an entry point names: the console's are loaded as they are
-    called."""
+    """The commands of this room, and those that an entry point names: a command of the console is
+    loaded when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         command: click.Command | None = super().get_command(ctx, cmd_name)
-        if command is None:  # to look for it reads the metadata of all that is installed
+        if command is None:  # the search reads the metadata of all installed packages
             named = entry_points(group=COMMANDS, name=cmd_name)
             command = next((entry.load() for entry in named), None)
         return command
@@ -73,11 +77,13 @@ class Group(click.Group):
 @click.pass_context
 @handle_preload_options
 def superfetch(ctx: click.Context, **_: Any) -> None:
-    """Look at workers, jobs and the dead set of reliable fetch, and act on them."""
+    """Inspect and manage workers, jobs and the dead set."""
 
 
 @dataclass
 class Session:
+    """The app, its reaper and dead set, and the output of one command."""
+
     app: Celery
     reaper: Reaper
     dead_set: DeadSet
@@ -99,12 +105,12 @@ class Session:
     def end(
         self, done: dict[str, Any], errors: Sequence[dict[str, Any]], lines: Iterable[str]
     ) -> None:
-        """Say what was done of what was asked for, and on stderr what was not: then 1."""
+        """Print what was done, and on stderr what failed; then the exit code is 1."""
         self.say({**done, "errors": errors}, lambda: [*map(self.tables.line, lines)])
         for error in errors[:MOST_ERRORS]:
             complain(f"Error: {_printable(error['id'])}: {error['error']}")
         if len(errors) > MOST_ERRORS:
-            complain(f"and {len(errors) - MOST_ERRORS} more errors; --json has them all")
+            complain(f"and {len(errors) - MOST_ERRORS} more errors; --json lists all")
         if errors:
             raise click.exceptions.Exit(1)
 
@@ -112,19 +118,29 @@ class Session:
 def quantity(
     name: str, kind: click.FloatRange | click.IntRange, default: float, unit: str, help: str
 ) -> Any:
-    """An option that is a number; 0 means that it is not asked for."""
+    """Make an option that is a number; its help shows the default, unless that is 0."""
     return click.option(
         name, type=kind, default=default, metavar=unit, show_default=default != 0, help=help
     )
 
 
+def age(text: str) -> float:
+    """Parse an age, such as ``2h``, and return it in seconds."""
+    from ..model.humanize import seconds_in
+
+    seconds = seconds_in(text)
+    if seconds is None:
+        raise click.BadParameter(f"must be an age such as 90, 90s, 15m, 36h or 7d, got {text!r}")
+    return seconds
+
+
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """Say on Ctrl-C how far a long command came, by ``done``; it can be called again."""
+    """Print on Ctrl-C how far a long command came (``done``); it can be called again."""
     try:
         yield
     except KeyboardInterrupt:
-        complain(f"\nInterrupted: {done()} The command may be called again.")
+        complain(f"\nInterrupted: {done()} The command can be run again.")
         raise click.exceptions.Exit(130) from None
 
 
@@ -136,13 +152,14 @@ class Unreachable(click.ClickException):
 
 
 def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A command's function that gets a session, and says its errors without a traceback."""
+    """Wrap a command's function: it gets a session, and its errors are printed without a
+    traceback."""
 
     @json_option
     @click.pass_context
     @functools.wraps(function)
     def run(ctx: click.Context, /, *args: Any, as_json: bool, **kwargs: Any) -> Any:
-        if ctx.invoked_subcommand is not None:  # a group, which only leads there
+        if ctx.invoked_subcommand is not None:  # a group, whose subcommand runs next
             return None
         with opened(ctx, as_json) as session:
             return function(session, *args, **kwargs)
@@ -171,7 +188,7 @@ def _printable_lines(text: object) -> str:
 
 @contextmanager
 def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
-    """A session; what goes wrong in it is said without a traceback."""
+    """Open a session; errors in it are printed without a traceback."""
     from celery.exceptions import OperationalError
     from redis.exceptions import RedisError
 
@@ -184,9 +201,9 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from .tables import Tables
 
     app = ctx.obj.app
-    # Where nobody said which app, Celery makes up one of its own.
+    # Without ``-A`` Celery makes an app of its own.
     hint = "; name the app: celery -A your_app superfetch ..." if app.main == "default" else ""
-    waits = threading.Timer(PATIENCE, _say_who_is_slow, (app,))
+    waits = threading.Timer(SLOW_ANSWER_S, _say_who_is_slow, (app,))
     waits.daemon = True
     waits.start()
     try:
@@ -205,7 +222,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
         url = _uri(app)
         advice = advice_for(exc, url)
         why = f"{str(exc).rstrip('.')}: {advice}" if advice else str(exc)
-        text = f"the broker ({url}) cannot be asked: {why}{hint}"
+        text = f"the broker ({url}) cannot be reached: {why}{hint}"
         raise Unreachable(_printable(text)) from exc
     finally:
         waits.cancel()
@@ -215,9 +232,9 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
 def _printable_last_resort() -> Iterator[None]:
     """Escape what Python logs to stderr where the app has set up no logging, while a command
     runs."""
-    handler, own = logging.lastResort, logging.Formatter()
+    handler, formatter = logging.lastResort, logging.Formatter()
     if handler is not None:
-        vars(handler)["format"] = lambda record: _printable_lines(own.format(record))
+        vars(handler)["format"] = lambda record: _printable_lines(formatter.format(record))
     try:
         yield
     finally:
@@ -226,10 +243,10 @@ def _printable_last_resort() -> Iterator[None]:
 
 
 def _say_who_is_slow(app: Celery) -> None:
-    """Say who is waited for: otherwise the command would be taken for hung."""
+    """Say which server the command waits for: without that it looks hung."""
     url = _uri(app)
     tls = " If it does not speak TLS, use redis:// instead of rediss://." if _is_tls(url) else ""
-    complain(f"The broker ({url}) has not answered for {PATIENCE} s, and is waited for ...{tls}")
+    complain(f"The broker ({url}) has not answered for {SLOW_ANSWER_S} s; still waiting ...{tls}")
 
 
 def _is_tls(url: str) -> bool:
@@ -237,18 +254,20 @@ def _is_tls(url: str) -> bool:
 
 
 def _uri(app: Celery) -> str:
-    from ..transport.transport import discreet
+    from ..transport.transport import masked_url
 
-    return discreet(app.connection_for_read())
+    return masked_url(app.connection_for_read())
 
 
 def know_tasks(app: Celery) -> None:
-    """Load the app's task modules as a worker does: the guard spares what it does not know."""
+    """Load the app's task modules as a worker does: the guard dead-letters no job of a task that it
+    does not know."""
     app.loader.import_default_modules()
 
 
 def complain(text: str) -> None:
-    """Say something on stderr, in several lines perhaps: names of messages in it are escaped."""
+    """Print an error on stderr, on one line or several; characters that a terminal would obey are
+    escaped."""
     click.echo(_printable_lines(text), err=True)
 
 

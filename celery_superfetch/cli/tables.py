@@ -1,4 +1,7 @@
-"""The CLI's output for people; for programs there is ``--json``."""
+"""The commands' output for people: lines and tables. Programs use ``--json``.
+
+Each ``Session`` has a ``Tables``; the console prints by it, too.
+"""
 
 from __future__ import annotations
 
@@ -11,35 +14,38 @@ from typing import Any
 
 import click
 
-from ..model.arguments import LISTED, cut, printable, task_title
-from ..model.words import span
+from ..model.arguments import LISTED_MAX_CHARS, cut, printable, task_title
+from ..model.humanize import span
 
 SHORT_ID = 12  # characters of a job's id on a terminal; a start is enough for every command
-GAP = "  "  # between two columns
-UNBROKEN = 16  # cells up to this long are never broken; in longer ones, words are not
+COLUMN_GAP = "  "  # between two columns
+UNBROKEN_CHARS = 16  # cells up to this long are never broken; in longer ones, words are not
 
 Style = Mapping[str, Any]  # of ``click.style``
 RED: Style = {"fg": "red", "bold": True}
 YELLOW: Style = {"fg": "yellow"}
 GREEN: Style = {"fg": "green"}
 BOLD: Style = {"bold": True}
-PLAIN: Style = {}
-STYLES = {"critical": RED, "warning": YELLOW, "note": PLAIN, "ok": GREEN}
+PLAIN_STYLE: Style = {}
+STYLES = {"critical": RED, "warning": YELLOW, "note": PLAIN_STYLE, "ok": GREEN}
 
 DEAD_JOB = ("Id", "Died", "Task", "Task id", "Queue", "Strikes", "Recoveries", "Reason", "Args")
-#: What a narrow terminal goes without, the first first.
+#: Columns that a narrow terminal leaves out, in this order.
 DEAD_SPARE = ("Args", "Recoveries", "Task id", "Strikes", "Queue")
-DETAILS = ("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Owner", "Strikes")
-EVENT = ("Time", "Host", "Owner", "Strike", "Reason")
+DETAILS = (
+    *("Id", "Task", "Task id", "App", "Queue", "Time of death", "Reason", "Worker id"),
+    *("Strikes", "Recoveries", "Args", "Kwargs"),
+)
+EVENT = ("Time", "Host", "Worker id", "Strike", "Reason")
 
 
 class Tables:
-    """Says lines and tables to stdout, with ``no_color`` in plain text."""
+    """Lines and tables on stdout; in plain text with ``no_color``."""
 
     def __init__(self, no_color: bool = False) -> None:
         self.no_color = no_color
         self.say: Callable[[str], object] = click.echo
-        # Everything, each row on one line: for a pipe, and for who asks for it.
+        # Everything, each row on one line: for a pipe, and with --wide.
         self.wide = not sys.stdout.isatty()
         self.width, self.height = sys.maxsize, 0
         if not self.wide:  # the terminal's own answer: COLUMNS may be another's, or an old one
@@ -49,8 +55,8 @@ class Tables:
     def widen(self) -> None:
         self.wide, self.width = True, sys.maxsize
 
-    def line(self, text: object = "", style: Style = PLAIN) -> None:
-        """One line, as long as it is; a terminal gets it broken between words."""
+    def line(self, text: object = "", style: Style = PLAIN_STYLE) -> None:
+        """Print one line; on a terminal it is broken between words."""
         shown = printable(text)
         for piece in [shown] if self.wide else _wrapped(shown, self.width):
             self.say(self._styled(piece, style))
@@ -65,9 +71,13 @@ class Tables:
         spare: Sequence[str] = (),
         most: int = 0,
     ) -> None:
-        """Rows below each other, on a terminal ``most`` of them; no word is broken that fits. A
-        cell is a value, or a ``(value, style)``, named in its row as its title in lower case, with
-        ``_``. ``spare``: titles that a narrow terminal goes without, the first first."""
+        """Print a table. No word is broken that fits into a line.
+
+        Arguments:
+            rows: title in lower case, with ``_`` -> a value, or ``(value, style)``.
+            spare: titles that a narrow terminal leaves out, in this order.
+            most: rows that a terminal shows at most; 0: all.
+        """
         rows = [*rows]
         hidden = 0 if self.wide or not most else max(0, len(rows) - most)
         rows = rows[: len(rows) - hidden]
@@ -75,7 +85,7 @@ class Tables:
         for title in spare:
             if _widths(columns) > self.width:
                 columns = [column for column in columns if column.title != title]
-        for column in columns:  # what is left over goes to those that can use it
+        for column in columns:  # the surplus goes to columns that can use it
             column.width += max(0, min(column.wanted, self.width - _widths(columns)))
         # On a very narrow terminal not even one character of each fits.
         while _widths(columns) > self.width and max(column.width for column in columns) > 1:
@@ -85,7 +95,7 @@ class Tables:
             for line in zip_longest(*pieces, fillvalue=""):
                 texts = [c.aligned(text) for c, text in zip(columns, line, strict=True)]
                 styles = [style for _, style in row]
-                self.say(GAP.join(map(self._styled, texts, styles)).rstrip())
+                self.say(COLUMN_GAP.join(map(self._styled, texts, styles)).rstrip())
         if hidden:
             self.line(f"and {hidden} more: --wide shows all")
 
@@ -93,44 +103,42 @@ class Tables:
         return text if self.no_color or not style else click.style(text, **style)
 
     def dead_row(self, job: dict[str, Any], now: int) -> dict[str, Any]:
-        """A job in a table, at a time of the server (ms)."""
+        """Return the row of a dead job; ``now``: the server's time (ms)."""
         ago = f"{span(max(0, now - job['died_at']) / 1000)} ago"
         return {
             **job,
-            # A second item of the same bytes is told apart by the end of its id alone.
+            # Ids of items with the same bytes differ only in their ends.
             "id": job["id"] if "-" in job["id"] else self.short(job["id"]),
             "died": job["time_of_death"] if self.wide else ago,
             "task": task_title(job["task"]),
-            "args": cut(f"{job['args']} {job['kwargs']}".strip(), LISTED),
+            "args": cut(f"{job['args']} {job['kwargs']}".strip(), LISTED_MAX_CHARS),
         }
 
     def dead_job(self, job: dict[str, Any]) -> None:
-        self._fields((*DETAILS, "Recoveries", "Args", "Kwargs"), job)
+        self._fields(DETAILS, {**job, "worker_id": job["owner"]})
         self.line()
         self.line("History, the oldest first:")
         for event in job["history"]:
-            self._fields(EVENT, event)
+            self._fields(EVENT, {**event, "worker_id": event["owner"]})
             self.line()
         if job["whole_bytes"]:
-            self.line(
-                f"Only the head of its message was kept, which had {job['whole_bytes']:,} bytes."
-            )
+            self.line(f"Only the first bytes of its message were kept, of {job['whole_bytes']:,}.")
         coded = " (base64)" if job["encoding"] == "base64" else ""
         self.line(f"Payload{coded}:")
         self.say(printable(job["payload"]))
 
     def _fields(self, titles: Sequence[str], row: Mapping[str, object]) -> None:
-        """What would not fit beside each other on a terminal, each on a line."""
+        """Print fields, each on a line of its own."""
         for title in titles:
             value = row[_name(title)]
             self.line(f"{title + ':':<15}{'-' if value is None else value}")
 
 
 class _Column:
-    """What is in it, its title first, and how wide it has to be for that to be legible."""
+    """The cells of a column, its title first, and the width at which they are legible."""
 
     def __init__(self, title: str, values: Sequence[object]) -> None:
-        pairs = [value if isinstance(value, tuple) else (value, PLAIN) for value in values]
+        pairs = [value if isinstance(value, tuple) else (value, PLAIN_STYLE) for value in values]
         self.title = title
         self.cells = [(title, BOLD), *((_text(value), style) for value, style in pairs)]
         self.is_numbers = all(isinstance(value, (int, float)) for value, _ in pairs)
@@ -143,11 +151,11 @@ class _Column:
 
 
 def _widths(columns: Sequence[_Column]) -> int:
-    return sum(column.width + len(GAP) for column in columns) - len(GAP)
+    return sum(column.width + len(COLUMN_GAP) for column in columns) - len(COLUMN_GAP)
 
 
 def _least(text: str) -> int:
-    return len(text) if len(text) <= UNBROKEN else max(map(len, text.split()), default=0)
+    return len(text) if len(text) <= UNBROKEN_CHARS else max(map(len, text.split()), default=0)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Console: whether all is well, what to do about it, and the commands, metrics and page of it.
+"""Console: the verdict, the findings and their fixes, with their commands, metrics and page.
 
 It reads the core by one class, ``Inspector``; the core never imports it, and works without it.
 """

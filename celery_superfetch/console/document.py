@@ -21,29 +21,29 @@ def shortened(
     overview: Mapping[str, Any],
     queues: Iterable[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the document without what makes it long, and how many of each are left out.
+    """Return the document with bounded lists, and the numbers of the entries that are left out.
 
     Arguments:
         queues: a row for each queue, in the order in which they are kept (``by_queue``).
     """
     empty = {row["list"] for row in overview["queues"] if _is_empty(row)}
-    kept = {row["queue"] for row, _ in zip(queues, range(QUEUES_MOST), strict=False)}
+    kept_queues = {row["queue"] for row, _ in zip(queues, range(QUEUES_MOST), strict=False)}
     rows = [row for row in overview["queues"] if row["list"] not in empty]
-    shown = [row for row in rows if row["queue"] in kept]
+    shown = [row for row in rows if row["queue"] in kept_queues]
     return {
         **overview,
-        "findings": [finding._asdict() for finding in [*findings][:FINDINGS_MOST]],
+        "findings": [finding.as_dict() for finding in [*findings][:FINDINGS_MOST]],
         "findings_left_out": max(0, len(findings) - FINDINGS_MOST),
         "owners": [_shortened_owner(row, empty) for row in overview["owners"]],
         "queues": shown,
-        "queues_left_out": len({row["queue"] for row in rows} - kept),
+        "queues_left_out": len({row["queue"] for row in rows} - kept_queues),
         "empty_lists_left_out": len(empty),
     }
 
 
 def whole(findings: Iterable[Finding], overview: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with all that there is."""
-    return {**overview, "findings": [finding._asdict() for finding in findings]}
+    """Return the document with all entries."""
+    return {**overview, "findings": [finding.as_dict() for finding in findings]}
 
 
 def _is_empty(row: Mapping[str, Any]) -> bool:

@@ -1,5 +1,9 @@
-"""A drill: jobs of no use run, the worker that has them is killed, and it is seen when they run
-again. What is seen is read from Redis; the jobs themselves tell nothing."""
+"""A drill: sends jobs that only sleep, and watches in Redis when they run again after their worker
+was killed.
+
+`superfetch drill` (``console/commands/drill.py``) makes a ``Drill`` and kills the worker. If the
+command dies, the jobs sleep and end, or expire.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,27 @@ from celery import Celery
 
 from ..inspector import RUNNING, Inspector
 from ..model.config import DRILL_HEADER, DRILL_TASK
-from ..model.facts import Facts
+from ..model.owner_record import OwnerRecord
 from ..model.process import ProcessImage
 from ..model.worker_process import Process, has_socket, worker_at
-from .jobs import Look, Which
+from .jobs import JobsSnapshot, Which
 from .overview import state_of
 
-STEP = 0.25  # seconds between two looks
+DRILL_LOOK_S = 0.25  # seconds between two looks
 
 #: Stock Celery's own, where the app sets none (kombu's ``visibility_timeout``), in seconds.
 VISIBILITY_TIMEOUT = 3600.0
 
 
 @dataclass
-class Run:
-    """A job of the drill: the worker that had it, and what became of it after the kill."""
+class DrillRun:
+    """A job of the drill: the worker that had it, and its fate after the kill."""
 
     id: str
     node: str | None = None
     #: Seconds until it had left the dead worker's private list, for its queue or another worker.
     recovered: float | None = None
-    #: Whether it ended in that worker, which was not killed in time.
+    #: True if it ended in that worker, which was not killed in time.
     ended: bool = False
     again: str | None = None  # the worker that runs it again
     after: float | None = None  # seconds until that worker began; it may have had no free slot
@@ -50,8 +54,8 @@ class Drill:
     queue: str
     jobs: int
     seconds: float
-    runs: dict[str, Run] = field(default_factory=dict)
-    facts: Facts = field(init=False)  # of the victim
+    runs: dict[str, DrillRun] = field(default_factory=dict)
+    record: OwnerRecord = field(init=False)  # of the victim
     digests: dict[str, str] = field(default_factory=dict)  # id -> digest, by which a job is counted
 
     def send(self, patience: float) -> None:
@@ -59,7 +63,7 @@ class Drill:
         expires = 2 * patience + self.seconds
         for _ in range(self.jobs):
             id = str(uuid4())
-            self.runs[id] = Run(id)
+            self.runs[id] = DrillRun(id)
             self.app.send_task(
                 DRILL_TASK,
                 (self.seconds,),
@@ -70,20 +74,22 @@ class Drill:
             )
 
     def find_victim(self, patience: float) -> bool:
-        """Whether a worker runs some of the jobs within ``patience`` seconds: the one that runs
-        most of them, and one of this host before others."""
+        """Return whether a worker runs some of the jobs within ``patience`` seconds. The victim is
+        a worker of this host, if one runs some; of several, the one that runs most."""
         for _ in _looks(patience):
             owners = Counter(row["owner"] for row in self._running().values())
-            workers = [facts for facts, _, _ in self.inspector.judged() if facts.owner in owners]
+            workers = [record for record, _, _ in self.inspector.judged() if record.owner in owners]
             if workers:
-                self.facts = max(workers, key=lambda facts: (is_here(facts), owners[facts.owner]))
+                self.record = max(
+                    workers, key=lambda record: (is_here(record), owners[record.owner])
+                )
                 return True
         return False
 
     def aim(self) -> int:
-        """How many jobs of the drill the victim runs now; only these count from here on."""
-        hit = [row for row in self._running().values() if row["owner"] == self.facts.owner]
-        self.runs = {row["id"]: Run(row["id"], row["node"]) for row in hit}
+        """Return how many jobs of the drill the victim runs now; only these count from here on."""
+        hit = [row for row in self._running().values() if row["owner"] == self.record.owner]
+        self.runs = {row["id"]: DrillRun(row["id"], row["node"]) for row in hit}
         self.digests = {row["id"]: row["digest"] for row in hit}
         return len(hit)
 
@@ -91,47 +97,48 @@ class Drill:
         """Return the process of this host that is to be killed, and whether the server confirms
         that it is the victim: a connection of the victim is a socket of this process. Raises as
         ``worker_at``."""
-        process = worker_at(self.facts.process)
-        return process, has_socket(process, self.inspector.registry.addresses(self.facts))
+        process = worker_at(self.record.process)
+        return process, has_socket(process, self.inspector.registry.addresses(self.record))
 
     def innocents(self) -> list[dict[str, Any]]:
-        """What the victim runs beside the drill's jobs."""
-        rows = self._rows(Which(state=RUNNING, node=self.facts.node))
-        rows = [row for row in rows if row["owner"] == self.facts.owner]
+        """Return the other jobs that the victim runs."""
+        rows = self._rows(Which(state=RUNNING, node=self.record.node))
+        rows = [row for row in rows if row["owner"] == self.record.owner]
         return [row for row in rows if row["task"] != DRILL_TASK]
 
     def others(self) -> int:
-        """How many living workers take jobs from the queue beside the victim."""
-        return len(self.consumers() - {self.facts.owner})
+        """Return how many other living workers claim jobs from the queue."""
+        return len(self.consumers() - {self.record.owner})
 
     def consumers(self) -> set[str]:
-        """The owners that consume the queue and start jobs: no stopping, hung or silent one."""
+        """Return the owners that consume the queue and start jobs: no stopping, hung or stale
+        one."""
         now = self.inspector.database.server_time()
         return {
-            facts.owner
-            for facts, score, verdict in self.inspector.judged()
+            record.owner
+            for record, score, verdict in self.inspector.judged()
             if not verdict.dead
-            and state_of(facts, max(0, now - score) / 1000) == "running"
-            and self.queue in {*facts.lists} - {*facts.unconsumed}
+            and state_of(record, max(0, now - score) / 1000) == "running"
+            and self.queue in {*record.lists} - {*record.unconsumed}
         }
 
-    def wait_again(self, patience: float, tell: Callable[[Run], object]) -> bool:
-        """Watch the jobs for ``patience`` seconds, or until all run again, elsewhere or in a worker
-        that was started again, or have ended; each is handed to ``tell`` as it runs. Returns
-        whether all were recovered: one may still wait for a free slot, since the drill's other jobs
-        have those."""
+    def wait_again(self, patience: float, on_rerun: Callable[[DrillRun], object]) -> bool:
+        """Watch the jobs for ``patience`` seconds, or until all run again (in another worker, or in
+        one that was started again) or have ended; call ``on_rerun`` with each when it runs. Return
+        whether all were recovered: one may still wait for a slot that the drill's other jobs have.
+        """
         began, rows = time.monotonic(), dict[str, dict[str, Any]]()
         for _ in _looks(patience):
             rows, recovered = self._in_flight(), self._recovered()
             seconds = round(time.monotonic() - began, 1)
             for run in self.runs.values():
-                row = rows.get(run.id, {"owner": self.facts.owner})
-                is_elsewhere = row["owner"] != self.facts.owner
+                row = rows.get(run.id, {"owner": self.record.owner})
+                is_elsewhere = row["owner"] != self.record.owner
                 if run.recovered is None and (is_elsewhere or run.id in recovered):
                     run.recovered = seconds
                 if run.after is None and is_elsewhere and row["state"] == RUNNING:
                     run.again, run.after = row["node"], seconds
-                    tell(run)
+                    on_rerun(run)
             if all(run.after is not None for run in self.runs.values()):
                 break
             if seconds > self.seconds and not any(
@@ -143,39 +150,39 @@ class Drill:
         return all(run.recovered is not None for run in self.runs.values())
 
     def _recovered(self) -> set[str]:
-        """The jobs that are counted as recovered, whether they run again or wait on their queue."""
+        """Return the ids of jobs with a recovery: they run again, or wait on their queue."""
         counters = self.inspector.strikes.counters([*self.digests.values()])
         rows = zip(self.digests, counters, strict=True)
         return {id for id, counted in rows if counted.recoveries}
 
     @property
     def stock(self) -> float:
-        """Seconds after which stock Celery, with late ack, would give such jobs back."""
+        """Seconds after which stock Celery, with late ack, would requeue such jobs."""
         options = self.app.conf.broker_transport_options or {}
         return float(options.get("visibility_timeout", VISIBILITY_TIMEOUT))
 
     def _running(self) -> dict[str, dict[str, Any]]:
-        """Jobs of this drill that run: id -> row."""
+        """Return the jobs of this drill that run: id -> row."""
         rows = self._rows(Which(state=RUNNING, task=DRILL_TASK))
         return {row["id"]: row for row in rows if row["id"] in self.runs}
 
     def _in_flight(self) -> dict[str, dict[str, Any]]:
-        """Jobs of this drill that a worker has: id -> row."""
+        """Return the jobs of this drill that a worker has claimed: id -> row."""
         return {row["id"]: row for row in self._rows(Which(task=DRILL_TASK)) if row["owner"]}
 
     def _rows(self, which: Which) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = Look(self.inspector, which).first(10_000)["jobs"]
+        rows: list[dict[str, Any]] = JobsSnapshot(self.inspector, which).first(10_000)["jobs"]
         return rows
 
 
-def is_here(facts: Facts) -> bool:
-    """Whether the worker's pid means the same to this process."""
-    return ProcessImage.current().same_ground(facts.process)
+def is_here(record: OwnerRecord) -> bool:
+    """Return whether the worker's pid means the same to this process."""
+    return ProcessImage.current().is_local_to(record.process)
 
 
 def _looks(patience: float) -> Iterator[None]:
-    """Some now and then, for so many seconds."""
+    """Yield every ``DRILL_LOOK_S`` s, for ``patience`` seconds."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         yield
-        time.sleep(STEP)
+        time.sleep(DRILL_LOOK_S)

@@ -1,4 +1,4 @@
-"""Findings on queues, jobs and the dead set, by the overview alone; called by ``health``."""
+"""Findings on queues, jobs and the dead set, from the overview alone. ``health`` calls it."""
 
 from __future__ import annotations
 
@@ -6,61 +6,115 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.arguments import LISTED, task_title
+from ..model.arguments import LISTED_MAX_CHARS, task_title
 from ..model.foreign import one_line
+from ..model.humanize import ago, number, passed, span
 from ..model.strikes import STOPS_NAMED
-from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import LATELY, LONG_RUN_S, NEAR, OVERDUE_S, by_queue
+from .links import View, job_name
+from .overview import CAP_NEARLY_FULL, LATELY_S, LONG_RUN_S, OVERDUE_S, by_queue
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
 DEAD_LETTERED_MANY = 5
 
+#: Seconds from which on a pause is a warning: a person may have forgotten it.
+PAUSED_LONG_S = 3600.0
+
+#: Seconds without a claim after which a queue with jobs and workers counts as stalled.
+STALLED_S = 300.0
+
 
 def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
     for row in overview["queues"]:
         if row["length"] is None:
-            text = f"queue list {row['list']!r} is no list: {row['error']}"
-            fix = "nobody can send to it or take from it: rename what lives under that key"
-            yield Finding("critical", "queue-type", text, fix)
+            text = f"queue list {row['list']!r} is not a list: {row['error']}"
+            fix = (
+                "no job can be sent to it or claimed from it: find the program that uses this "
+                "key, and rename the key or the queue"
+            )
+            view = View("queue", row["queue"])
+            yield Finding("critical", "queue-type", text, fix, view)
     for row in by_queue(overview["queues"]):
         if not row["unserved"]:
+            yield from _of_stalled(row, overview["command"])
             continue
         queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
-        unserved = "no worker consumes it"
+        unserved, view = "no worker consumes it", View("queue", queue)
+        if not row["known"]:
+            unserved = "no worker with install() has consumed it"
+            fix += ", or correct the name where the jobs are sent"
+            if overview["stock_consumers"]:
+                text = f"queue {queue}: {number(row['waiting'], 'job')}, {unserved}"
+                fix += ". If stock workers consume it, no action is needed"
+                yield Finding("note", "unknown-queue", text, fix, view)
+                continue
         if others := row["not_consuming"]:
             states = ", ".join(f"{count} {state}" for state, count in sorted(others.items()))
             unserved += f" ({states})"
         if row["waiting"]:
             since = f", oldest {span(row['oldest'])}" if row["oldest"] else ""
             text = f"queue {queue}: {number(row['waiting'], 'job')}{since}, {unserved}"
-            yield Finding("critical", "no-consumer", text, fix)
+            yield Finding("critical", "no-consumer", text, fix, view)
         if row["overdue"] > OVERDUE_S:
             late = span(row["overdue"])
             jobs = number(row["parked"], "scheduled job")
             text = f"queue {queue}: {jobs}, the next due {late} ago, {unserved}"
-            yield Finding("critical", "no-consumer", text, fix)
+            yield Finding("critical", "no-consumer", text, fix, view)
         if row["probation"]:
             text = f"queue {queue}: {number(row['probation'], 'job')} on probation, {unserved}"
-            yield Finding("critical", "probation-unserved", text, fix)
+            yield Finding("critical", "probation-unserved", text, fix, view)
+
+
+def _of_stalled(row: Mapping[str, Any], command: str) -> Iterator[Finding]:
+    """Yield a finding for a queue that has workers, and whose next job none of them has claimed for
+    ``STALLED_S``: its workers may be busy with long jobs."""
+    if row["paused"] or (row["stalled"] or 0.0) < STALLED_S:
+        return
+    queue, since = row["queue"], span(row["stalled"])
+    jobs, workers = number(row["waiting"], "job"), number(row["consumers"], "worker")
+    text = f"queue {queue} does not move: {jobs}, {workers}, and none has been claimed for {since}"
+    fix = (
+        f"see the running jobs with `{command} jobs --queue {shlex.quote(queue)} --state running`: "
+        "start more workers, or terminate jobs that block them"
+    )
+    yield Finding("warning", "queue-stalled", text, fix, View("queue", queue))
+
+
+def of_pauses(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for each paused queue."""
+    for row in by_queue(overview["queues"]):
+        if (pause := row["paused"]) is None:
+            continue
+        since = "" if pause["age"] is None else f" for {span(pause['age'])}"
+        by = f" by {pause['by']}" if pause["by"] else ""
+        waiting = row["waiting"] + row["probation"]
+        wait = f"{number(waiting, 'job')} {'waits' if waiting == 1 else 'wait'}"
+        text = f"queue {row['queue']} has been paused{since}{by}, {wait}"
+        fix = (
+            f"when its jobs may run, `{overview['command']} queue resume "
+            f"{shlex.quote(row['queue'])}`"
+        )
+        is_long = pause["age"] is None or pause["age"] >= PAUSED_LONG_S
+        level: Level = "warning" if is_long else "note"
+        yield Finding(level, "queue-paused", text, fix, View("queue", row["queue"]))
 
 
 def of_lost_jobs(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield how many jobs the server lost, in the latest event, that workers had reserved; until an
-    hour after the last of them."""
+    """Yield a finding for reserved jobs that the server has lost, in the latest event; until an
+    hour after the last loss."""
     lost, now = overview["lost"], overview["server_time"]
-    if lost["at"] is None or passed(lost["at"], now) > LATELY:
+    if lost["at"] is None or passed(lost["at"], now) > LATELY_S:
         return
     timing = f"found {ago(lost['at'], now)}"
     if lost["jobs"] > 1:
         timing = f"the first found {ago(lost['since'], now)} and the last {ago(lost['at'], now)}"
     text = (
-        f"the server lost {number(lost['jobs'], 'job')} that workers had claimed and not started, "
-        f"{timing}"
+        f"the server lost {number(lost['jobs'], 'job')} that workers had claimed and not "
+        f"started, {timing}"
     )
     fix = (
-        "publish again the jobs that the workers' logs name (`is lost`), and look for FLUSHALL, "
+        "publish again the jobs named in the workers' logs (`is lost`), and look for FLUSHALL, "
         "DEL, eviction, and a restart without persistence"
     )
     yield Finding("warning", "lost-jobs", text, fix)
@@ -75,17 +129,20 @@ def of_long_runs(overview: Mapping[str, Any]) -> Iterator[Finding]:
     for task, rows in tasks.items():
         seconds, id, node = max(rows)
         many = f"{number(len(rows), 'job')} of {task_title(task)}"
-        run = "runs" if len(rows) == 1 else "run"
-        text = f"{many} {run} for more than {span(LONG_RUN_S)}, {id} on {node} for {span(seconds)}"
+        have = "has" if len(rows) == 1 else "have"
+        limit = f"{have} run for more than {span(LONG_RUN_S)}"
+        text = f"{many} {limit}, {id} on {node} for {span(seconds)}"
         fix = (
-            "see what it waits for (py-spy dump), or end it with Celery's "
-            f"`control terminate SIGTERM {id}`; a time limit ends such runs by itself"
+            "see what it waits for (py-spy dump), or end it with Celery's `control terminate "
+            f"SIGTERM {id}`; a time limit ends such runs"
         )
-        yield Finding("warning", "long-running-job", text, fix)
+        conditions = {"state": "running", "longer": f"{LONG_RUN_S // 3600}h"}
+        conditions |= {"task": task} if task else {}
+        yield Finding("warning", "long-running-job", text, fix, View("jobs", conditions=conditions))
 
 
 def of_stopped(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """Jobs that a deploy has cut short too often to be innocent: they may stop their workers."""
+    """Yield jobs that stops cut short too often for deploys alone: they may stop their workers."""
     jobs = overview["stopped"]
     if not jobs:
         return
@@ -96,64 +153,83 @@ def of_stopped(overview: Mapping[str, Any]) -> Iterator[Finding]:
     )
     text += f", and {len(jobs) - 1} more at least {STOPS_NAMED} times" if len(jobs) > 1 else ""
     fix = (
-        "if these were no deploys, a job or a watcher stops the worker: look for a signal, a "
-        "control command or a memory limit. At its stop_limit the job goes to the dead set"
+        "if these were not deploys, find what stops the worker: a signal, a control command or a "
+        "memory limit. At its stop_limit the job is moved to the dead set"
     )
-    yield Finding("warning", "stopped-job", text, fix)
+    yield Finding("warning", "stopped-job", text, fix, View("job", job_name(worst)))
+
+
+def of_charts(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if there are so many series for the charts that a new queue gets none."""
+    series = overview["chart_series"]
+    if series["count"] >= series["limit"]:
+        text = (
+            f"the charts have {series['count']} of at most {series['limit']} series: further "
+            "queues have none, and count in the charts of all queues alone"
+        )
+        fix = "see which programs make so many queues; a series without an event ends after a day"
+        yield Finding("note", "chart-series", text, fix)
 
 
 def of_dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:
     dead, command = overview["dead_set"], overview["command"]
     if job := dead["newest"]:
         name = f"job {task_title(job['task'])}[{job['task_id'] or job['id']}]"
-        text = f"{name} was killed {ago(job['at'], overview['server_time'])} ({job['reason']})"
+        text = (
+            f"{name} was moved to the dead set {ago(job['at'], overview['server_time'])} "
+            f"({job['reason']})"
+        )
         remaining = dead["killed_lately"] - 1
         text += f", and {remaining} more within the hour" if remaining else ""
-        fix = f"`{command} dead show {job['id']}` says why; then mend it, and `dead retry`"
+        fix = f"`{command} dead show {job['id']}` says why; fix it, then `dead retry`"
         level: Level = "warning" if dead["killed_lately"] >= DEAD_LETTERED_MANY else "note"
-        yield Finding(level, "job-killed", text, fix)
-    if (kept := dead["of_app"]) >= NEAR * dead["limit"]:
-        full = kept >= dead["limit"]
-        loss = "each further one drops the oldest" if full else "beyond that the oldest are dropped"
-        text = f"the dead set holds {kept} jobs of {dead['limit']}: {loss}"
+        yield Finding(level, "job-killed", text, fix, View("dead job", job["id"]))
+    if (usage := dead["of_app"]) >= CAP_NEARLY_FULL * dead["limit"]:
+        full = usage >= dead["limit"]
+        loss = (
+            "each further one deletes the oldest" if full else "beyond that the oldest are deleted"
+        )
+        text = f"the dead set holds {usage} of at most {dead['limit']} jobs: {loss}"
         fix = (
-            f"see `{command} dead list`, then retry or delete jobs (`dead retry`, `dead delete`); "
-            "or raise dead_limit"
+            f"see `{command} dead list`, then retry or delete jobs (`dead retry`, `dead "
+            "delete`), or raise dead_limit"
         )
         yield Finding("warning", "dead-set-full", text, fix)
-    yield from _of_floods(dead["kept"], command)
+    yield from _of_floods(dead["caps"], command)
     if jobs := dead["unannounced"]:
-        text = f"{number(jobs, 'dead-lettered job')} not reported to the caller yet"
+        text = (
+            f"failure notifications pending for {number(jobs, 'dead job')}: the callers are "
+            "not informed yet"
+        )
         fix = (
-            "a failure notification waits on the job's queue: see whether a worker of this app "
-            "consumes that queue and whether the result backend answers. A stock worker discards "
-            "the notification"
+            "they wait on the queues of the jobs: check whether a worker of this app consumes "
+            "them and whether the result backend answers. A stock worker discards them"
         )
         yield Finding("warning", "unannounced", text, fix)
 
 
-#: Kind of dead jobs that have a cap of their own -> how a finding calls them.
-FLOODS = {"never_ran": "jobs that never ran", "junk": "unparseable items"}
+#: Kind of dead jobs that have a cap of their own -> its name in a finding.
+FLOOD_NAMES = {"never_ran": "jobs that never ran", "junk": "unparseable items"}
 
 
-def _of_floods(kept: Mapping[str, Any], command: str) -> Iterator[Finding]:
-    """Yield each kind of messages that never ran of which there is little room for more."""
-    for kind, noun in FLOODS.items():
-        row = kept[kind]
+def _of_floods(usage: Mapping[str, Any], command: str) -> Iterator[Finding]:
+    """Yield a finding for each kind of messages that never ran whose cap is nearly full."""
+    for kind, noun in FLOOD_NAMES.items():
+        row = usage[kind]
         if "flood" not in row:
             continue
         text = (
-            f"the dead set holds {row['jobs']} {noun} of {row['most_jobs']} "
-            f"({row['bytes'] / 2**20:.1f} of {row['most_bytes'] >> 20} MB): beyond that the oldest "
-            "are dropped"
+            f"the dead set holds {row['jobs']} of at most {row['most_jobs']} {noun} "
+            f"({row['bytes'] / 2**20:.1f} of {row['most_bytes'] >> 20} MB): beyond that the "
+            "oldest are deleted"
         )
-        option = ""
+        conditions = {}
         for condition, value in row["flood"].items():
-            shown = one_line(value, LISTED)
-            text += f"; most of the newest have the {condition} {shown!r}"
-            option = f" --{condition} {shlex.quote(shown)}"
+            conditions[condition] = one_line(value, LISTED_MAX_CHARS)
+            text += f"; most of the newest have the {condition} {conditions[condition]!r}"
+        view = View("dead jobs", conditions=conditions)
         fix = (
-            f"`{command} dead list{option}` shows them: find their sender (a wrong queue, a "
+            f"`{command} {view.command}` lists them: find their sender (a wrong queue, a "
             "producer that was deployed before its workers). Jobs that ran have their own limit"
         )
-        yield Finding("warning", "dead-set-flooded", text, fix)
+        yield Finding("warning", "dead-set-flooded", text, fix, view)

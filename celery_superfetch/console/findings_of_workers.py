@@ -1,18 +1,19 @@
-"""Findings on workers, passes and beat, by the overview alone; called by ``health``."""
+"""Findings on workers, passes and beat, from the overview alone. ``health`` calls it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..model.facts import HUNG, SILENT, STOPPING
-from ..model.silence import watch_time
+from ..model.humanize import ago, number, passed, span
+from ..model.owner_record import HUNG, SILENT, STOPPING
+from ..model.staleness import watch_time
 from ..model.verdict import Reason
-from ..model.words import ago, number, passed, span
 from .finding import Finding, Level
-from .overview import DEATHS, LATELY
+from .links import View
+from .overview import DEATHS_SHOWN, LATELY_S
 
-#: Why a worker was declared dead whose process may still run.
+#: Reasons for which a worker is declared dead although its process may still run.
 MAY_RUN = {reason.value for reason in (Reason.HUNG, Reason.DISCONNECTED, Reason.SILENT)}
 
 #: Passes that may be missing before that is a finding: one may last, one is another worker's.
@@ -26,7 +27,7 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     last = overview["last_pass"]
     alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
     soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
-    heard = {
+    living = {
         (owner["host"], owner["pid"])
         for owner in overview["owners"]
         if owner["verdict"] == "alive" and owner["state"] not in (SILENT, HUNG)
@@ -34,66 +35,81 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     for owner in overview["owners"]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
+        view = View("worker", owner["owner"])
         if owner["state"] == HUNG:
-            text = f"worker {name} is hung: its event loop does not turn; its {jobs} go to others"
-            fix = (
-                f"see on {owner['host']} what it waits for (py-spy dump --pid {owner['pid']}), "
-                "then restart it"
+            text = (
+                f"worker {name} is hung: its event loop has stopped, and other workers recover "
+                f"its {jobs}"
             )
-            yield Finding("critical", "hung-owner", text, fix)
+            fix = (
+                f"find out on {owner['host']} what it waits for "
+                f"(py-spy dump --pid {owner['pid']}), then restart it"
+            )
+            yield Finding("critical", "hung-owner", text, fix, view)
         elif owner["verdict"] == "dead":
-            one = owner["in_flight"] == 1
+            is_one = owner["in_flight"] == 1
             holds = (
-                f"its {jobs} {'waits' if one else 'wait'}"
+                f"its {jobs} {'waits' if is_one else 'wait'} to be recovered"
                 if owner["in_flight"]
-                else "holds nothing"
+                else "it holds no job"
             )
             level: Level = "critical" if owner["in_flight"] and not soon else "note"
-            text = f"worker {name} is dead ({owner['reason']}), {holds}"
+            text = f"worker {name} is dead ({owner['reason']}); {holds}"
             fix = (
-                f"the next pass, within {span(overview['reap_interval'])}, recovers what it held"
+                f"the next reap pass, within {span(overview['reap_interval'])}, recovers its jobs"
                 if soon
                 else f"run `{overview['command']} reap`"
             )
-            yield Finding(level, "dead-owner", text, fix)
+            yield Finding(level, "dead-owner", text, fix, view)
         elif owner["stopping_for"] is not None and owner["state"] == STOPPING:
             yield _stopping(owner, name)
-        elif owner["state"] == SILENT and _is_former(owner, heard):
-            text = f"worker {name} goes on under another name; {jobs} are left under this one"
-            yield Finding("note", "former-owner", text, "the next passes recover what is left")
+        elif owner["state"] == SILENT and _is_former(owner, living):
+            text = (
+                f"worker {name} has registered again under another id; {jobs} are left under "
+                "this one"
+            )
+            fix = "the next reap passes recover them"
+            yield Finding("note", "former-owner", text, fix, view)
         elif owner["state"] == SILENT:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
-            text = f"worker {name} was not heard for {span(age)} and holds {jobs}"
+            text = f"worker {name} is silent (no heartbeat for {span(age)}) and holds {jobs}"
             fix = (
-                f"it is frozen or cut off: if pid {owner['pid']} there is this worker (`ps -fp`) "
-                "and hangs, `kill -9` it; if its host is gone, any worker takes its jobs, or "
-                f"`{overview['command']} reap --wait {watch_time(owner['owner_ttl']):.0f}`"
+                "it is frozen or cut off from Redis. If its host is gone, other workers recover "
+                f"its jobs, or `{overview['command']} reap --wait "
+                f"{watch_time(owner['owner_ttl']):.0f}`. If pid {owner['pid']} on that host is "
+                "this worker (`ps -fp`) and hangs, `kill -9` it, or delete its pod with "
+                "`--grace-period=1`"
             )
-            yield Finding(level, "silent-owner", text, fix)
+            yield Finding(level, "silent-owner", text, fix, view)
 
 
-def _is_former(owner: Mapping[str, Any], heard: Collection[tuple[str, int]]) -> bool:
-    """Return whether a silent row has no record and its process is ``heard`` (host, pid) under
-    another name: then that process is not frozen, and must not be killed."""
-    return not owner["version"] and (owner["host"], owner["pid"]) in heard
+def _is_former(owner: Mapping[str, Any], living: Collection[tuple[str, int]]) -> bool:
+    """Return whether a silent row has no record and its process is among the ``living`` (host, pid)
+    under another name: then that process is not frozen, and must not be killed."""
+    return not owner["version"] and (owner["host"], owner["pid"]) in living
 
 
 def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
-    """Say what a stopping worker waits for, and for how long."""
+    """Return the finding of a stopping worker: the jobs that it waits for, and for how long."""
     waits, seconds = owner["stopping_for"], owner["longest_run"]
     runs = f"{number(owner['running'], 'running job')}"
     which = "which" if owner["running"] == 1 else "of which one"
     longest = f", {which} has run for {span(seconds)}" if seconds else ""
-    what = f"waits for {runs}{longest}" if owner["running"] else "runs no job any more"
-    text = f"worker {name} has been stopping for {span(waits)} and {what}; it claims no more jobs"
-    fix = (
-        f"see what the job waits for (py-spy dump --pid {owner['pid']}); a second SIGTERM does not "
-        "end it, SIGQUIT does: the job is requeued and counts one stop. A time limit ends such runs"
-        if owner["running"]
-        else f"see its log, and what pid {owner['pid']} waits for (py-spy dump)"
+    activity = f"waits for {runs}{longest}" if owner["running"] else "runs no more jobs"
+    text = (
+        f"worker {name} has been stopping for {span(waits)} and {activity}; it claims no more jobs"
     )
-    is_long = waits >= STOPPING_LONG_S
-    return Finding("warning" if is_long else "note", "stopping-owner", text, fix if is_long else "")
+    fix = (
+        f"see what the job waits for (py-spy dump --pid {owner['pid']}); a second SIGTERM does "
+        "not cut it short, SIGQUIT does (not with threads): the job is requeued, and gets one "
+        "stop. A time limit prevents such runs"
+        if owner["running"]
+        else f"check its log, and what pid {owner['pid']} waits for (py-spy dump)"
+    )
+    view = View("worker", owner["owner"])
+    if waits < STOPPING_LONG_S:
+        return Finding("note", "stopping-owner", text, about=view)
+    return Finding("warning", "stopping-owner", text, fix, view)
 
 
 def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
@@ -102,37 +118,45 @@ def of_passes(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if min(oldest, last["age"] if last else oldest) < LATE_PASSES * overview["reap_interval"]:
         return
     since = "" if last is None else f" for {span(last['age'])}"
-    text = f"no pass{since or ' is known of'}: no worker looks for dead ones"
-    fix = "start a worker of an app that calls install(): it makes passes"
-    heard = any(o["verdict"] == "alive" and o["state"] != SILENT for o in overview["owners"])
-    if heard:
+    text = f"no reap pass{since or ' is recorded'}: jobs of dead workers are not recovered"
+    fix = "start a worker of an app that calls install()"
+    living = any(o["verdict"] == "alive" and o["state"] != SILENT for o in overview["owners"])
+    if living:
         soon = span(overview["reap_interval"])
-        fix = f"a running worker makes one within {soon}; if none comes, see its log"
+        fix = f"a running worker makes one within {soon}; if none comes, check its log"
     # The server may have been away for as long, and be back for a moment.
-    level: Level = "warning" if heard and last else "critical"
+    level: Level = "warning" if living and last else "critical"
     yield Finding(level, "no-pass", text, f"{fix}, or run `{overview['command']} reap`")
 
 
 def of_beats(overview: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of each app whose beat was ever seen, that it ticks no more."""
+    """Yield a finding for each app whose beat has ticked once and ticks no more."""
     now, least = overview["server_time"], overview["reap_interval"]
     for row in overview["beats"]:
         age = passed(row["at"], now)
-        if age >= LATE_PASSES * max(least, row["interval"]):
+        if is_beat_late(row, now, least):
             where = f"{row['host']} (pid {row['pid']})"
             text = (
                 f"beat of app {row['app'] or '(no name)'} on {where} has not ticked for "
-                f"{span(age)}, nothing of its schedule is sent"
+                f"{span(age)}: its scheduled tasks are not sent"
             )
-            fix = "see its log and restart it; a week after its last tick it is forgotten"
+            fix = (
+                "check its log and restart it; if it was removed on purpose, see beat-silent in "
+                "docs/operate/runbook"
+            )
             yield Finding("warning", "beat-silent", text, fix)
+
+
+def is_beat_late(row: Mapping[str, Any], now: str, reap_interval: float) -> bool:
+    """Return whether a beat has not ticked for so long that it probably runs no more."""
+    return passed(row["at"], now) >= LATE_PASSES * max(reap_interval, row["interval"])
 
 
 def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
     now = overview["server_time"]
-    back = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
-    away = [row for row in overview["deaths"] if (row["node"] or None) not in back]
-    lately = [row for row in away if passed(row["at"], now) <= LATELY]
+    alive_nodes = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
+    away = [row for row in overview["deaths"] if (row["node"] or None) not in alive_nodes]
+    lately = [row for row in away if passed(row["at"], now) <= LATELY_S]
     for row in lately[:1]:
         name, reason = row["node"] or row["owner"], row["reason"]
         may_run = reason in MAY_RUN
@@ -140,29 +164,32 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"worker {name} {verb} {ago(row['at'], now)} ({reason}), {_fate(row)}"
         if len(lately) > 1:
             # The overview has the latest deaths alone.
-            least = "at least " if len(overview["deaths"]) >= DEATHS else ""
+            least = "at least " if len(overview["deaths"]) >= DEATHS_SHOWN else ""
             text += f", and {least}{len(lately) - 1} more died within the hour"
-        fix = "see why (its host's kernel log tells of the OOM killer), and start it again"
+        fix = (
+            "find out why (see its log, and the kernel log of its host for the OOM killer), "
+            "and start it again"
+        )
         if reason == Reason.HUNG.value:
             fix = (
-                f"its process still hangs unless somebody ended it: see on {row['host']} what it "
+                f"its process hangs unless it was ended since: find out on {row['host']} what it "
                 f"waits for (py-spy dump --pid {row['pid']}), then restart it"
             )
         elif may_run:
             fix = (
-                f"see whether host {row['host']} runs and reaches the server: if pid {row['pid']} "
-                "still runs there, restart it"
+                f"check whether host {row['host']} is up and reaches the server. If the worker "
+                f"still runs there (pid {row['pid']}, in its container if it is in one), restart "
+                "the worker"
             )
         yield Finding("note", "worker-died", text, fix)
 
 
 def _fate(death: Mapping[str, Any]) -> str:
-    """Say what became of the jobs of a dead worker."""
+    """Return the fate of a dead worker's jobs, as text."""
     recovered, killed = death["recovered"], death["killed"]
     parts = []
     if recovered:
-        queues = "its queue" if recovered == 1 else "their queues"
-        parts.append(f"its {number(recovered, 'job')} went back to {queues}")
+        parts.append(f"{number(recovered, 'job')} recovered")
     if killed:
-        parts.append(f"{number(killed, 'job')} of it went to the dead set")
+        parts.append(f"{number(killed, 'job')} moved to the dead set")
     return " and ".join(parts) or "it held no job"

@@ -1,5 +1,8 @@
-"""Findings by the overview alone, the worst first, and the verdict in one line. ``status``,
-``check``, ``doctor``, the metrics and the page all ask this module, so that they agree."""
+"""The findings of an overview, the worst first, and the verdict in one line.
+
+``status``, ``check``, ``doctor``, the metrics and the page all call this module, so that they
+agree. It only reads.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +10,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..inspector import Inspector
-from ..model.words import number
+from ..model.humanize import number
 from .finding import Finding, sorted_by_level
-from .findings_of_jobs import of_dead_set, of_long_runs, of_lost_jobs, of_queues, of_stopped
+from .findings_of_jobs import (
+    of_charts,
+    of_dead_set,
+    of_long_runs,
+    of_lost_jobs,
+    of_pauses,
+    of_queues,
+    of_stopped,
+)
 from .findings_of_server import of_data_loss, of_restarts, of_server
 from .findings_of_workers import of_beats, of_deaths, of_owners, of_passes
 from .overview import by_need, by_queue, overview_of
 
 
 class Judged(NamedTuple):
-    """What `status` and the page show."""
+    """An overview with its findings, as `status` and the page show it."""
 
     verdict: str
-    worst: Finding | None  # what the verdict tells of
-    findings: list[Finding]  # and all others
+    worst: Finding | None  # the finding in the verdict
+    findings: list[Finding]  # all others
     overview: Mapping[str, Any]
     owners: list[dict[str, Any]]
     queues: list[dict[str, Any]]
 
     def document(self, wide: bool) -> dict[str, Any]:
-        """Return all as data; without ``wide`` bounded, with how many are left out of what."""
-        from .document import shortened, whole  # a probe goes without
+        """Return all as data; without ``wide`` bounded, with the numbers of entries left out."""
+        from .document import shortened, whole  # a probe does not load it
 
         all_findings = [*filter(None, [self.worst]), *self.findings]
         if wide:
@@ -39,6 +50,17 @@ class Judged(NamedTuple):
 
         print_status(tables, self, wide)
 
+    def queue_view(self, inspector: Inspector, queue: str) -> dict[str, Any] | None:
+        """Return one queue as data (``queue_view.view_of``); None if there is none of that name."""
+        from .queue_view import view_of
+
+        return view_of(inspector, self.overview, queue)
+
+    def print_queue(self, tables: Any, view: Mapping[str, Any]) -> None:
+        from .queue_text import print_queue
+
+        print_queue(tables, view)
+
     def print_verdict(self, tables: Any) -> None:
         from .status import print_verdict
 
@@ -46,7 +68,7 @@ class Judged(NamedTuple):
 
 
 def judge(inspector: Inspector) -> Judged:
-    """All there is to see, and how it is, for the core's `status`."""
+    """Read a database and return its overview with findings, for the core's `status`."""
     return judged(overview_of(inspector))
 
 
@@ -59,9 +81,10 @@ def judged(overview: Mapping[str, Any]) -> Judged:
 
 
 def findings(overview: Mapping[str, Any]) -> list[Finding]:
-    """All that is to be known of what an inspector saw, worst first."""
+    """Return the findings of an overview, worst first."""
     all_findings = [
         *of_queues(overview),
+        *of_pauses(overview),
         *of_owners(overview),
         *of_long_runs(overview),
         *of_stopped(overview),
@@ -73,19 +96,22 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *of_lost_jobs(overview),
         *of_server(overview["server"]),
         *of_dead_set(overview),
+        *of_charts(overview),
     ]
     if not any(owner["verdict"] == "alive" for owner in overview["owners"]):
         text = "no live worker is registered"
         all_findings.insert(0, Finding("critical", "no-worker", text, "start a worker"))
     if jobs := overview["unacked"]:
-        text = f"{number(jobs, 'job')} unacked by stock workers, which work on them or were killed"
-        fix = f"when no stock worker runs any more, `{overview['command']} migrate`"
+        text = (
+            f"{number(jobs, 'job')} unacked by stock workers, which still run them or were killed"
+        )
+        fix = f"when no stock worker runs any more, run `{overview['command']} migrate`"
         all_findings.append(Finding("warning", "unacked", text, fix))
     return sorted_by_level(all_findings, overview["accepted_findings"])
 
 
 def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str:
-    """One line: that all is well, or what is worst and what to do about it."""
+    """Return one line: the worst finding with its fix, or that all is well."""
     bad = [finding for finding in all_findings if finding.level != "note"]
     if bad:
         suffix = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
@@ -94,7 +120,7 @@ def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str
 
 
 def summary(overview: Mapping[str, Any]) -> list[str]:
-    """How many workers there are, how many jobs are in flight, wait and are dead, in words."""
+    """Return the numbers of workers and of jobs in flight, waiting and dead, in words."""
     in_flight = sum(owner["in_flight"] for owner in overview["owners"])
     waiting = sum((row["length"] or 0) + row["probation"] for row in overview["queues"])
     alive = sum(owner["verdict"] == "alive" for owner in overview["owners"])
@@ -103,5 +129,5 @@ def summary(overview: Mapping[str, Any]) -> list[str]:
         number(alive, "worker"),
         f"{number(in_flight, 'job')} in flight",
         f"{waiting} waiting",
-        f"{dead} in the dead set" + (f" ({killed} killed within the hour)" if killed else ""),
+        f"{dead} in the dead set" + (f" ({killed} within the hour)" if killed else ""),
     ]

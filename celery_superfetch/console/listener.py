@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 C = TypeVar("C")
 
-#: What a listener answers where each of its connections has a request that is being answered.
-BUSY = (
+#: The answer of a listener all of whose connections have a request that is being answered.
+BUSY_ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Length: 0\r\n\r\n"
 )
 
 #: Connections that the kernel accepts before the listener does.
-BACKLOG = 64
+LISTEN_BACKLOG = 64
 
 #: Errors of an address that a name has and this machine has not: ``localhost`` is ``::1`` as well,
 #: also in a container without IPv6.
@@ -63,13 +63,14 @@ class OpenConnections(Generic[C]):
             return excess
 
     def begin(self, connection: C) -> None:
-        """Note that the listener has a request, or that its client reads again."""
+        """Record that the listener has a request, or that its client reads again."""
         with self._lock:
             if self._deadline_by_waiting.pop(connection, None) is not None:
                 self._being_answered.add(connection)
 
     def end(self, connection: C) -> None:
-        """Note that the answer is sent, or that its client does not read: the connection waits."""
+        """Record that the answer is sent, or that its client does not read: the connection
+        waits."""
         with self._lock:
             if connection in self._being_answered:
                 self._being_answered.remove(connection)
@@ -108,14 +109,14 @@ def listening_sockets(host: str, port: int) -> list[socket.socket]:
             flags=socket.AI_PASSIVE,
         )
     except UnicodeError as exc:  # an empty label ("web..local"), or one of 64 characters
-        raise OSError(f"{host!r} is no host name or address: {exc}") from exc
+        raise OSError(f"{host!r} is not a host name or address: {exc}") from exc
     addresses = dict.fromkeys((family, address) for family, *_, address in found)
     listeners = list[socket.socket]()
     absent: OSError | None = None
     try:
         for family, address in addresses:
             try:
-                listener = socket.create_server(address, family=family, backlog=BACKLOG)
+                listener = socket.create_server(address, family=family, backlog=LISTEN_BACKLOG)
             except OSError as exc:
                 if exc.errno not in NOT_OF_THIS_MACHINE:
                     raise

@@ -1,4 +1,7 @@
-"""The HTTP server of ``superfetch metrics``: few and short connections."""
+"""The HTTP server of ``superfetch metrics``: few and short connections.
+
+``console.metrics`` makes it and serves it in a thread. If the process dies, its connections close.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from ..model.log_text import one_line_each
-from .listener import BUSY, OpenConnections, is_loopback, listening_sockets, names_loopback
+from .listener import BUSY_ANSWER, OpenConnections, is_loopback, listening_sockets, names_loopback
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -53,7 +56,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         if excess is not None and excess is request:  # the metrics are slow, not the clients
             with suppress(OSError):
                 excess.setblocking(False)
-                excess.send(BUSY)
+                excess.send(BUSY_ANSWER)
             self.shutdown_request(excess)
             return
         if excess is not None:
@@ -61,7 +64,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called by ``serve_forever`` after each connection, and each ``CHECK_S``."""
+        """End connections that have waited for too long. ``serve_forever`` calls this after each
+        connection, and each ``CHECK_S``."""
         for connection in self.open.overdue():
             _end(connection)
 
@@ -70,8 +74,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log what ended a connection; the parent prints a traceback for each client that left."""
-        logger.debug("Metrics: a connection of %s ended.", client_address, exc_info=True)
+        """Log the error that ended a connection; the parent class prints a traceback for each
+        client that left."""
+        logger.debug(
+            "A connection to the metrics ended with an error (address=%s).",
+            client_address,
+            exc_info=True,
+        )
 
     def serve(self) -> None:
         self.serve_forever(CHECK_S)

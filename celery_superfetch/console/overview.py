@@ -1,4 +1,8 @@
-"""What there is to see of an app's database, as one plain document; it changes nothing."""
+"""The state of an app's database as one plain document: owners, queues, the dead set, the server.
+
+`status`, `check`, `doctor`, the page and the metrics call ``overview_of``. It only reads: a death
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,38 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from ..inspector import RESERVED, STATES, Holding, Inspector, Place
+from ..inspector import (
+    RESERVED,
+    SERIES_MAX,
+    STATES,
+    InFlightCounts,
+    Inspector,
+    JobPlace,
+    Pause,
+)
 from ..model.dead_job import DeadJob, utc
-from ..model.facts import HUNG, SILENT, STOPPING, Facts
+from ..model.humanize import command
 from ..model.job import claim_number, digest, parse
+from ..model.owner_record import HUNG, SILENT, STOPPING, OwnerRecord
 from ..model.records import real, whole
 from ..model.verdict import MISSED_HEARTBEATS, Reason
-from ..model.words import command
 from .finding import accepted
+from .server_state import server_state
 
-#: What an owner's row has as it was registered.
-FACTS = ("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl")
+#: Fields of an owner's record that are copied to its row.
+RECORD_FIELDS = (
+    *("owner", "node", "app", "version", "state", "heartbeat_interval", "owner_ttl"),
+    *("pool_name", "slots", "memory"),
+)
 
-CANCELLED = "cancelled"  # what an owner is to a queue whose consumer it cancelled
+CANCELLED = "cancelled"  # state of an owner for a queue whose consumer it cancelled
 
-MOODS = ("critical", "warning", "ok")  # of an owner, the worst first
+SEVERITIES = ("critical", "warning", "ok")  # of an owner, the worst first
 
-NEAR = 0.8  # share of a cap of the dead set from which on it is nearly full
+CAP_NEARLY_FULL = 0.8  # share of a cap of the dead set from which on it is nearly full
 
-#: The latest deaths that are told of.
-DEATHS = 10
+#: Deaths in the document, the latest ones.
+DEATHS_SHOWN = 10
 
 #: Seconds of a run from which on its job is reported as long-running: the time limit that the guide
 #: for long jobs proposes. Celery reports no such runs, and ends none without a time limit.
@@ -37,57 +53,63 @@ LONG_RUN_S = 4 * 3600
 #: Jobs that one round trip reads to name those that are long-running.
 LONG_RUNS_BATCH = 1000
 
-#: Seconds for which it is told that a worker died and has not come back, or that a job was killed.
-LATELY = 3600
+#: Seconds for which a worker's death without a successor, or a dead-lettered job, is reported.
+LATELY_S = 3600
 
-#: Seconds after which a scheduled job that is due counts as left behind. Workers move due jobs once
-#: a second, and within six seconds those that a worker parked which has died.
+#: Seconds after which a scheduled job that is due counts as left behind. A worker moves due jobs
+#: once a second, and due jobs that a dead worker has parked within six seconds.
 OVERDUE_S = 10
 
 
 def overview_of(inspector: Inspector) -> dict[str, Any]:
-    """All there is to see, as one document; it changes nothing."""
+    """Read a database, and return the document."""
     now = inspector.database.server_time()
     judged = inspector.judged()
     owners = [row for row, _ in owner_rows(inspector, judged, now)]
-    long_runs = _long_runs(inspector, [facts for facts, _, _ in judged], now)
+    long_runs = _long_runs(inspector, [record for record, _, _ in judged], now)
     for owner in owners:
         owner["long_runs"] = long_runs[owner["owner"]]
     served = consumers_of(owners)
-    tombstones = inspector.registry.facts(inspector.registry.tombstones())
-    left = inspector.holdings.of([*tombstones])
+    tombstones = inspector.registry.records(inspector.registry.tombstones())
+    left = inspector.in_flight_jobs.counts([*tombstones])
     owners_lists = {n for row in owners for n in row["queues"]}
-    owners_lists |= {n for facts in tombstones.values() for n in facts.lists}
-    deaths, last = inspector.history.deaths(DEATHS), _last_pass(inspector, now)
-    counts = inspector.history.counts()
+    owners_lists |= {n for record in tombstones.values() for n in record.lists}
+    deaths, last = inspector.stats.deaths(DEATHS_SHOWN), _last_pass(inspector, now)
+    counts = inspector.stats.counts()
+    queues = queue_rows(inspector, owners_lists, served, now)
     return {
         "command": command(),
         "accepted_findings": accepted(inspector.database.config.accepted_findings),
-        "server": _server(inspector),
+        "server": server_state(inspector),
         "server_time": utc(now / 1000),
         "owners": owners,
         # Jobs here landed late or could not be moved; the next pass drains them.
         "tombstones": {
             "owners": len(tombstones),
-            "in_flight": sum(holding.in_flight for holding in left.values()),
+            "in_flight": sum(held.in_flight for held in left.values()),
         },
-        "queues": queue_rows(inspector, owners_lists, served, now),
+        "queues": queues,
+        # Connections of stock workers, asked for if they may consume a queue that no worker of this
+        # package has consumed: Redis does not say which queues they consume.
+        "stock_consumers": _stock_consumers(inspector, queues),
         "dead_set": {
             "size": len(inspector.dead_set),
-            "of_app": inspector.dead_set.of_app(),
+            "of_app": inspector.dead_set.count_of_app(),
             "limit": inspector.database.config.dead_limit,
-            "unannounced": inspector.dead_set.untold(),
+            "unannounced": inspector.dead_set.unannounced_count(),
             **_killed(inspector, now),
-            "kept": _kept(inspector),
+            "caps": _cap_usage(inspector),
         },
         # Jobs whose runs stops of their workers cut short again and again.
         "stopped": [
             {**job, "queue": job["queue_list"].partition(inspector.separator)[0]}
             for job in inspector.strikes.stopped()
         ],
-        # Of stock workers: what they work on, and what the killed ones left.
+        # Of stock workers: the jobs that they run, and those that killed ones left.
         "unacked": inspector.unacked.size(),
-        "beats": inspector.history.beats(),
+        # Series for the charts: beyond the limit a new queue has none.
+        "chart_series": {"count": inspector.minutes.series_count(), "limit": SERIES_MAX},
+        "beats": inspector.stats.beats(),
         "deaths": [{**death, "at": utc(death["at"] / 1000)} for death in deaths],
         "counters": counts.totals,
         # Jobs that the server no longer had when a worker wanted to requeue them: those of the
@@ -98,12 +120,19 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             "at": _utc_of_ms(counts.losses.last),
             "ever": counts.totals.get("lost", 0),
         },
-        # When a worker last found that the server no longer knew it.
+        # Time at which a worker last found that the server had lost its record.
         "data_lost": _utc_of_ms(counts.data_loss),
         "last_pass": last,
-        # An app's own option, or what a probe has to go by.
+        # As the last pass recorded it; before the first pass, the reader's own option.
         "reap_interval": (last and last["interval"]) or inspector.database.config.reap_interval,
     }
+
+
+def reap_interval_of(inspector: Inspector, now: int) -> float:
+    """Return the interval of reap passes (s): as the last pass recorded it; before the first pass,
+    the reader's own option."""
+    last = _last_pass(inspector, now)
+    return float((last and last["interval"]) or inspector.database.config.reap_interval)
 
 
 def _utc_of_ms(at: int) -> str | None:
@@ -127,8 +156,8 @@ def consumers_of(owners: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]
 
 
 def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
-    """How many jobs were killed lately, and the latest of them."""
-    lately = inspector.dead_set.died_since(now - LATELY * 1000)
+    """Return the number of lately dead-lettered jobs, and the latest of them."""
+    lately = inspector.dead_set.died_since(now - LATELY_S * 1000)
     newest = None
     for job in inspector.dead_set.page(0, 1) if lately else ():
         if job.died is None:  # its time of death makes no sense
@@ -138,14 +167,16 @@ def _killed(inspector: Inspector, now: int) -> dict[str, Any]:
     return {"killed_lately": lately, "newest": newest}
 
 
-def _kept(inspector: Inspector) -> dict[str, dict[str, Any]]:
-    """Return what the dead set keeps under each cap: jobs that ran, that never ran, and junk. Where
-    little room is left under a cap of the latter two, name what most of its newest are."""
+def _cap_usage(inspector: Inspector) -> dict[str, dict[str, Any]]:
+    """Return the use of each cap of the dead set: of jobs that ran, that never ran, and of junk. If
+    one of the latter two is nearly full, name the task or reason of most of its newest."""
     rows = {}
-    for cap, jobs, size in inspector.dead_set.kept():
+    for cap, jobs, size in inspector.dead_set.usage():
         row: dict[str, Any] = {"jobs": jobs, "bytes": size}
         row |= {"most_jobs": cap.most_jobs, "most_bytes": cap.most_bytes}
-        is_near = jobs >= NEAR * cap.most_jobs or (cap.most_bytes and size >= NEAR * cap.most_bytes)
+        is_near = jobs >= CAP_NEARLY_FULL * cap.most_jobs or (
+            cap.most_bytes and size >= CAP_NEARLY_FULL * cap.most_bytes
+        )
         if cap.most_bytes and is_near:
             row["flood"] = _flood(inspector.dead_set.sample(cap))
         rows[cap.kind] = row
@@ -162,95 +193,68 @@ def _flood(newest: Sequence[DeadJob]) -> dict[str, Any]:
     return {}
 
 
-def _server(inspector: Inspector) -> dict[str, Any]:
-    """What decides whether jobs survive the server; None where it may not be asked."""
-    fields, saves = inspector.server()
-    lags = [
-        int(fields["master_repl_offset"]) - int(replica["offset"])
-        for name, replica in fields.items()
-        if name.startswith("slave") and isinstance(replica, dict) and "offset" in replica
-    ]
-    return {
-        "version": fields.get("valkey_version") or fields.get("redis_version"),
-        "role": fields.get("role"),
-        "eviction_policy": fields.get("maxmemory_policy"),
-        # Since it started: how long ago (s), and how many keys it has evicted.
-        "uptime_s": fields.get("uptime_in_seconds"),
-        "evicted_keys": fields.get("evicted_keys"),
-        "used_memory": fields.get("used_memory"),
-        "maxmemory": fields.get("maxmemory"),
-        "append_only": bool(int(fields["aof_enabled"])) if "aof_enabled" in fields else None,
-        # Empty: none is made by itself.
-        "saves": saves,
-        "last_save": fields.get("rdb_last_save_time"),
-        "last_save_ok": fields.get("rdb_last_bgsave_status", "ok") == "ok",
-        # Without them the death of a worker on another host shows by its silence alone.
-        "tells_connections": "run_id" in fields and inspector.registry.tells_connections(),
-        "replicas": fields.get("connected_slaves"),
-        "replica_lag_bytes": max(lags, default=0),
-    }
-
-
 def owner_rows(
-    inspector: Inspector, judged: Sequence[tuple[Facts, int, Reason]], now: int
-) -> list[tuple[dict[str, Any], Holding]]:
-    """Owners with their scores and verdicts as rows, each with what it holds."""
-    held = inspector.holdings.of([facts.owner for facts, _, _ in judged])
+    inspector: Inspector, judged: Sequence[tuple[OwnerRecord, int, Reason]], now: int
+) -> list[tuple[dict[str, Any], InFlightCounts]]:
+    """Return a row for each owner, with its score and verdict, and its in-flight counts."""
+    held = inspector.in_flight_jobs.counts([record.owner for record, _, _ in judged])
     return [
-        (_row(facts, score, now, verdict, held[facts.owner]), held[facts.owner])
-        for facts, score, verdict in judged
+        (_row(record, score, now, verdict, held[record.owner]), held[record.owner])
+        for record, score, verdict in judged
     ]
 
 
-def _row(facts: Facts, score: int, now: int, verdict: Reason, holding: Holding) -> dict[str, Any]:
+def _row(
+    record: OwnerRecord, score: int, now: int, verdict: Reason, held: InFlightCounts
+) -> dict[str, Any]:
     age, reason = max(0, now - score) / 1000, verdict.value
-    # Workers keep their watch to themselves: here the age has to speak for a silent owner.
-    if verdict is Reason.HEARD and state_of(facts, age) == SILENT:
+    # Only workers watch heartbeats. This process has the age of the last one alone.
+    if verdict is Reason.HEARD and state_of(record, age) == SILENT:
         reason = (
-            f"no heartbeat for {age:.0f} s; it is declared dead once a reaper has watched that for "
-            "as long as its limits say"
+            f"no heartbeat for {age:.0f} s; another worker declares it dead once it has watched "
+            "that for long enough, owner_ttl at most"
         )
     return {
-        **{name: getattr(facts, name) for name in FACTS},
-        "state": facts.state if verdict.dead else state_of(facts, age),
-        **{name: getattr(holding, name) for name in ("in_flight", *STATES[:2])},
-        "host": facts.process.host,
-        "pid": facts.process.pid,
+        **{name: getattr(record, name) for name in RECORD_FIELDS},
+        "state": record.state if verdict.dead else state_of(record, age),
+        **{name: getattr(held, name) for name in ("in_flight", *STATES[:2])},
+        "host": record.process.host,
+        "pid": record.process.pid,
         "heartbeat_age": age,
         # Since it registered.
-        "age": max(0, now - facts.registered_at) / 1000,
-        "queues": sorted(facts.lists),
-        "unconsumed": sorted(facts.unconsumed),
+        "age": max(0, now - record.registered_at) / 1000,
+        "queues": sorted(record.lists),
+        "unconsumed": sorted(record.unconsumed),
         # For how long (s) it has been stopping; None: it is not.
-        "stopping_for": _stopping_for(facts, now),
+        "stopping_for": _stopping_for(record, now),
         # For how long (s) its oldest run has lasted, by its host's clock; None: less than a
         # heartbeat interval.
-        "longest_run": _longest_run(facts, now),
+        "longest_run": _longest_run(record, now),
         "verdict": "dead" if verdict.dead else "alive",
         "reason": reason,
     }
 
 
-def _stopping_for(facts: Facts, now: int) -> float | None:
-    if facts.state != STOPPING or not facts.stopping_since:
+def _stopping_for(record: OwnerRecord, now: int) -> float | None:
+    if record.state != STOPPING or not record.stopping_since:
         return None
-    return max(0, now - facts.stopping_since) / 1000
+    return max(0, now - record.stopping_since) / 1000
 
 
 def _long_runs(
-    inspector: Inspector, owners: Iterable[Facts], now: int
+    inspector: Inspector, owners: Iterable[OwnerRecord], now: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the jobs of each owner that have run for ``LONG_RUN_S``, as far as its record names
     their starts. Only private lists of owners that have such jobs are read."""
     found: dict[str, list[dict[str, Any]]] = {}
     started_by_owner = dict[str, dict[int, int]]()
-    for facts in owners:
-        found[facts.owner] = []
-        long = {n: at for n, at in facts.started_jobs if is_long(run_seconds(at, now))}
+    for record in owners:
+        found[record.owner] = []
+        long = {n: at for n, at in record.started_jobs if is_long(run_seconds(at, now))}
         if long:
-            started_by_owner[facts.owner] = long
-    places = [Place(RESERVED, owner) for owner in started_by_owner]
-    for batch in inspector.holdings.jobs(places, LONG_RUNS_BATCH):
+            started_by_owner[record.owner] = long
+    places = [JobPlace(RESERVED, owner) for owner in started_by_owner]
+    for batch in inspector.in_flight_jobs.jobs(places, LONG_RUNS_BATCH):
         for place, payload, claim, runs in batch:
             at = started_by_owner[place.owner].get(claim_number(claim))
             if at is None or not runs:
@@ -278,26 +282,26 @@ def is_long(seconds: int) -> bool:
     return seconds >= LONG_RUN_S
 
 
-def _longest_run(facts: Facts, now: int) -> float | None:
-    starts = [at for _, at in facts.started_jobs]
+def _longest_run(record: OwnerRecord, now: int) -> float | None:
+    starts = [at for _, at in record.started_jobs]
     return max(0.0, now / 1000 - min(starts)) if starts else None
 
 
 def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Owners, each with how it is in a word or two, and how bad that is: the worst first."""
+    """Return owners with their state in a word or two, and its severity, the worst first."""
     rows = []
     for owner in owners:
         word, mood = owner["state"], {SILENT: "warning"}.get(owner["state"], "ok")
         if owner["verdict"] == "dead":
             word, mood = f"dead, {HUNG}" if word == HUNG else "dead", "critical"
         rows.append({**owner, "word": word, "mood": mood})
-    return sorted(rows, key=lambda row: (MOODS.index(row["mood"]), row["node"], row["owner"]))
+    return sorted(rows, key=lambda row: (SEVERITIES.index(row["mood"]), row["node"], row["owner"]))
 
 
-def state_of(facts: Facts, age: float) -> str:
-    """The state of a living owner whose last heartbeat is so old: nobody knows what a frozen one
-    does, whatever it said before."""
-    return SILENT if age >= MISSED_HEARTBEATS * facts.heartbeat_interval else facts.state
+def state_of(record: OwnerRecord, age: float) -> str:
+    """Return the state of a living owner whose last heartbeat is ``age`` s old. An owner that
+    missed two is stale: the state in its record may have changed."""
+    return SILENT if age >= MISSED_HEARTBEATS * record.heartbeat_interval else record.state
 
 
 def queue_rows(
@@ -306,12 +310,14 @@ def queue_rows(
     consumers: Mapping[str, Counter[str]],
     now: int,
 ) -> list[dict[str, Any]]:
-    """Queue lists, with what is in them, at a time (server ms); ``owners_lists`` beside those of
-    the app, and those that nobody may serve any more are known by what is in them."""
-    seen = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
-    lists = {*inspector.lists, *owners_lists, *chain.from_iterable(seen)}
+    """Return a row for each queue list at the time ``now`` (server ms): the lists of the app,
+    ``owners_lists``, and lists that no owner may serve any more and that have jobs."""
+    pauses = inspector.paused.all()
+    named = {*inspector.lists, *owners_lists}
+    lists = {*named, *lists_with_jobs(inspector), *pauses}
+    served = {*inspector.registry.served()}
     # Queues whose last worker left within a week: they are shown while they have jobs.
-    left = {*inspector.registry.served()} - lists
+    left = served - lists
     lists |= left
     parts = sorted((*name.partition(inspector.separator), name) for name in lists)
     names = [name for *_, name in parts]
@@ -326,65 +332,104 @@ def queue_rows(
             "queue": queue,
             "priority": int(step) if step.isdecimal() else 0,
             "list": name,
+            # False: neither a setting nor a worker names it, now or within a week.
+            "known": name in named or name in served,
             "length": length,
-            # Suspects that wait for their turn to run alone are not in the queue.
+            # Suspects that wait for a solo run are not in the queue.
             "probation": probation,
-            # Nor are those that wait for their time; and when the next of them is due.
+            # Nor are scheduled jobs.
             "parked": parked[name],
             "next_due": utc(due[name] / 1000) if name in due else None,
-            # Seconds since the next of them was due: no process has moved it to its queue.
+            # Seconds since the next scheduled job was due: no process has moved it to its queue.
             "overdue": max(0.0, (now - due[name]) / 1000) if name in due else 0.0,
             "oldest": ages.get(name),
             "consumers": states["running"],
+            "paused": _pause_row(pauses[queue], now) if queue in pauses else None,
             # Owners that have the list and start no job: state -> how many.
             "not_consuming": {
                 state: count for state, count in states.items() if state != "running"
             },
         }
-        if isinstance(length, ResponseError):  # something else lives under the queue's name
+        if isinstance(length, ResponseError):  # the key is no list
             row.update(length=None, error=str(length))
         if name not in left or row["length"] != 0 or probation or parked[name]:
             rows.append(row)
     return rows
 
 
+def lists_with_jobs(inspector: Inspector) -> set[str]:
+    """Return the queue lists that have jobs, also those that no worker has, as far as a pass, a
+    park or a probation has noted them."""
+    found = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
+    return {*chain.from_iterable(found)}
+
+
+def _stock_consumers(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the number of stock consumers' connections; 0 if no queue asks for it."""
+    is_asked = any(row["length"] and not row["known"] for row in rows)
+    return len(inspector.unacked.consumers() or ()) if is_asked else 0
+
+
+def _pause_row(pause: Pause, now: int) -> dict[str, Any]:
+    """Return since when a queue is paused, for how long (s), and by whom; None: unknown."""
+    at = pause.at or None
+    return {
+        "at": utc(at / 1000) if at else None,
+        "age": max(0, now - at) / 1000 if at else None,
+        "by": pause.by or None,
+    }
+
+
 def by_queue(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each queue, of the ``rows`` of its lists: those first that are no queue or that
-    nobody serves, then the fullest."""
+    """Return one row for each queue, from the ``rows`` of its lists: first those whose key is no
+    list or that no worker serves, then the paused ones, then the fullest."""
     queues: dict[str, dict[str, Any]] = {}
     for row in rows:
         fresh: dict[str, Any] = {"waiting": 0, "probation": 0, "parked": 0, "next_due": None}
         fresh |= {"overdue": 0.0, "oldest": None, "consumers": 0, "not_consuming": {}}
-        fresh |= {"error": None}
+        fresh |= {"paused": None, "error": None, "known": False, "stalled": None}
         queue = queues.setdefault(row["queue"], {"queue": row["queue"], **fresh})
+        queue["known"] = queue["known"] or row["known"]
         queue["waiting"] += row["length"] or 0
         queue["probation"] += row["probation"]
         queue["parked"] += row["parked"]
         queue["overdue"] = max(queue["overdue"], row["overdue"])
         dues = filter(None, (queue["next_due"], row["next_due"]))
         queue["next_due"] = min(dues, default=None)  # ISO 8601 of one zone has their order
+        if row["length"]:
+            # Of one of its lists a job was claimed lately: then the queue moves. Unknown counts as
+            # now: a job that no pass has seen came lately.
+            age = row["oldest"] or 0.0
+            queue["stalled"] = age if queue["stalled"] is None else min(age, queue["stalled"])
         if row["oldest"] is not None:
             queue["oldest"] = max(queue["oldest"] or 0.0, row["oldest"])
         queue["consumers"] = max(queue["consumers"], row["consumers"])
         for state, count in row["not_consuming"].items():
             queue["not_consuming"][state] = max(count, queue["not_consuming"].get(state, 0))
+        queue["paused"] = queue["paused"] or row["paused"]
         queue["error"] = queue["error"] or row.get("error")
     for queue in queues.values():
-        # A pass notes since when a job is the oldest. Where none has, it is unknown, not 0.
+        # A pass stores since when a job is the oldest. Before that its age is unknown, not 0.
         if queue["oldest"] is None and not queue["waiting"]:
             queue["oldest"] = 0.0
         wanted = queue["error"] or queue["waiting"] or queue["probation"]
         wanted = wanted or queue["overdue"] > OVERDUE_S
         queue["unserved"] = bool(wanted and not queue["consumers"])
-    each = queues.values()
     return sorted(
-        each, key=lambda q: (not q["error"], not q["unserved"], -q["waiting"], q["queue"])
+        queues.values(),
+        key=lambda q: (
+            not q["error"],
+            not q["unserved"],
+            not q["paused"],
+            -q["waiting"],
+            q["queue"],
+        ),
     )
 
 
 def _last_pass(inspector: Inspector, now: int) -> dict[str, Any] | None:
-    """The last pass; None where nobody has made one."""
-    row = inspector.history.last_pass()
+    """Return the last pass; None if there was none."""
+    row = inspector.stats.last_pass()
     if not row:
         return None
     at = whole(row.get("at"), now)

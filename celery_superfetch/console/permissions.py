@@ -1,16 +1,20 @@
-"""The commands that a worker needs; which of them the server forbids, or does not know."""
+"""The commands that a worker needs, and those of them that the server forbids or does not know.
+
+`superfetch doctor` and `server` call ``refused``; the docs list the commands. It changes nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from redis.exceptions import NoPermissionError
 
 from ..inspector import Inspector
+from .finding import Finding, some
 
-#: Beside kombu's own, those of the scripts among them; each with arguments that make it complete.
-#: ``|`` is before a sub-command, as in an ACL, and K stands for a key.
+#: Commands in addition to kombu's, with those of the scripts; each with arguments that make it
+#: complete. ``|`` stands before a sub-command, as in an ACL, and K for a key.
 REQUIRED = (
     """
 evalsha 0 0;eval x 0;blmove K K LEFT RIGHT 1;time;get K;set K 0;exists K;del K;type K
@@ -24,39 +28,44 @@ expire K 1;pexpire K 1;ttl K;pttl K
     .split(";")
 )
 
-#: Those that it works without, and what is lost then (docs/reference/options.md says more).
+#: Commands that a worker can do without -> the loss (docs/reference/options.md says more).
 OPTIONAL = {
-    "client|id": "a dead worker of another host is found after owner_ttl, not two heartbeats",
-    "client|list": "a dead worker of another host is found after owner_ttl, not two heartbeats; a "
-    "reaped worker's connections are not cut",
-    "client|setinfo lib-name x": "`migrate` may take our connections for a stock worker's",
-    "client|kill ID 0": "a reaped worker's blocking read may claim once more",
-    "client|unblock 0": "a job may wait up to 20 s for a worker that calls its reads off",
-    "client|tracking OFF": "where few workers are idle a job may wait for a second",
+    "client|id": "a dead worker of another host is declared dead after owner_ttl, not two "
+    "heartbeats",
+    "client|list": "a dead worker of another host is declared dead after owner_ttl, not two "
+    "heartbeats; the connections of a worker declared dead are not closed",
+    "client|setinfo lib-name x": (
+        "`migrate` may take connections of superfetch for those of stock workers"
+    ),
+    "client|kill ID 0": "a blocking read of a worker declared dead may claim once more",
+    "client|unblock 0": "a job may wait up to 20 s when a worker cancels its blocking reads",
+    "client|tracking OFF": "where few workers are idle, a job may wait for a second",
     "zlexcount K - +": "workers do not share their queue lists; a job may wake several",
     "zrevrangebylex K + -": "workers do not share their queue lists; a job may wake several",
-    "info": "the server is not checked, and a dead worker of another host is found later",
-    "config|get save": "nobody sees whether the server saves its data",
-    "scan 0": "private lists that nobody registered are not found",
-    # Nor do workers need these, but whoever calls our commands.
+    "info": "the server is not checked, and a dead worker of another host is declared dead later",
+    "config|get save": "it is not known whether the server saves its data",
+    "scan 0": "private lists of unregistered workers are not found",
+    # Workers do not need these, but the users of this package's commands do.
     "scard K": "`status`, `check` and the metrics are refused",
     "zcount K 0 0": "`status`, `check` and the metrics are refused",
-    "persist K": "`dead retry` is refused, and forgets the failure that the caller was told",
+    "persist K": "`dead retry` is refused, and deletes the failure that the caller was told",
     "zmscore K 0": "`migrate` is refused",
     "object|idletime K": "`doctor` does not say how old jobs on unknown queues are",
 }
 
 
 class Refused(NamedTuple):
+    """The commands and keys that the server refuses to one user."""
+
     required: list[str]
-    optional: dict[str, str]  # command -> what is lost without it
+    optional: dict[str, str]  # command -> the loss without it
     names: list[str]  # keys
-    #: Of those commands the ones that no user may use: the server, or a service, leaves them out.
+    #: Those of the commands that the server, or a service, does not have for any user.
     unknown: frozenset[str] = frozenset()
 
 
 def name_of(line: str) -> str:
-    """A command as an ACL has it."""
+    """Return the name of a command as an ACL has it."""
     return line.partition(" ")[0]
 
 
@@ -78,5 +87,36 @@ def refused(inspector: Inspector, queue_lists: Iterable[str]) -> Refused | None:
 
 
 def _is_of_keys(why: Exception) -> bool:
-    """Return whether a refusal is of the key, and not of the command."""
+    """Return whether the server refuses the key, and not the command."""
     return isinstance(why, NoPermissionError) and "to run the" not in str(why)
+
+
+def findings_of_permissions(denied: Refused | None) -> Iterator[Finding]:
+    """Yield a finding for the commands and keys that the server refuses; none if that is not
+    known."""
+    if denied is None:
+        return
+    who, unknown = "the server's ACL forbids this user", denied.unknown
+    if forbidden := [name for name in denied.required if name not in unknown]:
+        grant = " ".join(f"+{name}" for name in sorted(forbidden))
+        text = f"{who} {some(forbidden)}: workers of this user cannot work"
+        yield Finding("critical", "acl-required", text, f"ACL SETUSER <name> {grant}")
+    if missing := [name for name in denied.required if name in unknown]:
+        text = f"the server does not support {some(missing)}: workers cannot work with it"
+        fix = "see which services are tested: docs/run/managed_redis"
+        yield Finding("critical", "missing-required", text, fix)
+    if denied.names:
+        text = f"{who} to use the keys {some(denied.names)}"
+        fix = (
+            "grant the keys of superfetch, of the queues and of kombu: docs/reference/options, "
+            "Permissions"
+        )
+        yield Finding("critical", "acl-keys", text, fix)
+    for name, lost in denied.optional.items():
+        if name in unknown:
+            fix = "no action needed if that is acceptable; otherwise use another plan or service"
+            text = f"the server does not support {name}: {lost}"
+            yield Finding("note", "missing-optional", text, fix)
+        else:
+            fix = f"ACL SETUSER <name> +{name}"
+            yield Finding("note", "acl-optional", f"{who} {name}: {lost}", fix)

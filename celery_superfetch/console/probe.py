@@ -18,9 +18,9 @@ from redis.exceptions import RedisError
 from ..errors import SuperfetchError
 from ..inspector import Inspector, advice_for
 from ..model.arguments import printable_lines
+from ..model.humanize import span
 from ..model.process import ProcessImage
 from ..model.verdict import Reason
-from ..model.words import span
 from .finding import Finding
 from .health import findings, summary
 from .overview import overview_of, state_of
@@ -28,17 +28,17 @@ from .overview import overview_of, state_of
 if TYPE_CHECKING:
     from celery import Celery
 
-WORDS = "OK", "WARNING", "CRITICAL"
+STATUS_WORDS = "OK", "WARNING", "CRITICAL"
 
 #: Findings named in the line; the document has them all.
-NAMED = 3
+FINDINGS_NAMED = 3
 
 #: Seconds that an answer may take at most.
 TIMEOUT_MAX_S = 3600
 
 
 class Answer(NamedTuple):
-    """What was found, and in a few words what was looked at."""
+    """The findings of a check, and a summary in a few words."""
 
     findings: list[Finding]
     summary: list[str]
@@ -53,34 +53,39 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     """
     options = _parser(app).parse_args(argv)
     answers, why = list[Answer](), f"no answer within {options.timeout:g} s"
-    fix = "see whether it runs"
+    fix = "check whether it runs"
 
-    def ask() -> None:
+    def run() -> None:
         nonlocal why, fix
         try:
-            answers.append(_ask(options, app))
+            answers.append(_answer(options, app))
         except Exception as exc:
             why = str(exc) or type(exc).__name__
             fix = advice_for(exc, getattr(options, "broker", ""))
-            if isinstance(exc, SuperfetchError):  # it says itself what to do
+            if isinstance(exc, SuperfetchError):  # its text has the fix
                 fix = ""
 
-    # A name that is not resolved, or a server that dribbles, outlasts every socket's timeout.
-    asking = threading.Thread(target=ask, daemon=True)
+    # The search for a name, or a server that sends a byte at a time, outlasts a socket's timeout.
+    asking = threading.Thread(target=run, daemon=True)
     asking.start()
     asking.join(options.timeout)
     if not answers:
-        text = f"the broker cannot be asked: {why.rstrip('.')}" + (f": {fix}" if fix else "")
+        text = f"the broker cannot be reached: {why.rstrip('.')}" + (f": {fix}" if fix else "")
         answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]
     code = 2 if any(finding.level == "critical" for finding in bad) else int(bool(bad))
-    text = "; ".join(finding.text for finding in bad[:NAMED]) or ", ".join(answer.summary)
-    suffix = f" (and {len(bad) - NAMED} more)" if len(bad) > NAMED else ""
-    line = f"{WORDS[code]}: {text}{suffix}"
+    text = "; ".join(finding.text for finding in bad[:FINDINGS_NAMED]) or ", ".join(answer.summary)
+    suffix = f" (and {len(bad) - FINDINGS_NAMED} more)" if len(bad) > FINDINGS_NAMED else ""
+    line = f"{STATUS_WORDS[code]}: {text}{suffix}"
     if options.as_json:
-        rows = [finding._asdict() for finding in answer.findings]
-        document = {"status": WORDS[code], "code": code, "text": line, "summary": answer.summary}
+        rows = [finding.as_dict() for finding in answer.findings]
+        document = {
+            "status": STATUS_WORDS[code],
+            "code": code,
+            "text": line,
+            "summary": answer.summary,
+        }
         print(json.dumps({**document, "findings": rows}, indent=2))
     else:
         print(" ".join(printable_lines(line).split()))
@@ -90,10 +95,10 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
 def _parser(app: Celery | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "superfetch-check" if app is None else "celery -A app superfetch check",
-        description="Say in one line whether all is well, as `status` has it, or whether one "
-        "worker is.",
+        description="Print one line: whether all is well, by the findings of `status`, or "
+        "whether one worker is.",
         epilog="The exit code is 0 if all is well, 1 after a warning, and 2 if something is "
-        "critical or the broker cannot be asked.",
+        "critical or the broker cannot be reached.",
     )
     add = parser.add_argument
     if app is None:
@@ -110,24 +115,26 @@ def _parser(app: Celery | None) -> argparse.ArgumentParser:
             "--accept",
             default="",
             metavar="CODES",
-            help="warnings that are notes, as the app's accepted_findings",
+            help="warnings that count as notes, as in the app's accepted_findings",
         )
         add("--master", default="", metavar="NAME", help="the app's master_name, with sentinel://")
     add(
-        "--this-host", action="store_true", help="a worker of this host must be heard, and not hang"
+        "--this-host",
+        action="store_true",
+        help="check that a worker on this host is alive and responsive",
     )
     add(
         "--node",
         default="",
         metavar="NAME",
-        help="this worker (celery@web-1) must be heard, and not hang",
+        help="check that this worker (celery@web-1) is alive and responsive",
     )
     add(
         "--timeout",
         type=_seconds,
         default=5.0,
         metavar="SECONDS",
-        help="give up after this time (5)",
+        help="give up after this time (default: 5)",
     )
     add("--json", action="store_true", dest="as_json", help="print one JSON document")
     return parser
@@ -144,7 +151,7 @@ def _seconds(text: str) -> float:
     )
 
 
-def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
+def _answer(options: argparse.Namespace, app: Celery | None) -> Answer:
     if app is not None:
         with Inspector.of(app, timeout=options.timeout) as inspector:
             return _check(inspector, options.this_host, options.node)
@@ -152,38 +159,42 @@ def _ask(options: argparse.Namespace, app: Celery | None) -> Answer:
     if options.broker.startswith("sentinel:"):
         urls = [options.broker]
 
-    def ask(url: str) -> Answer:
+    def run(url: str) -> Answer:
         timeout = options.timeout / len(urls)
         with Inspector.at(
             url, options.master, options.prefix, timeout, accepted=options.accept
         ) as inspector:
             return _check(inspector, options.this_host, options.node)
 
-    for url in urls[:-1]:  # whichever is the primary; of a cluster, whoever can be reached
+    for url in urls[:-1]:  # of a failover list or a cluster: the first that answers
         with suppress(RedisError):
-            return ask(url)
-    return ask(urls[-1])
+            return run(url)
+    return run(urls[-1])
 
 
 def _check(inspector: Inspector, this_host: bool, node: str) -> Answer:
-    """Whether a worker of this host, or the one of this name, is well: one of them, since a probe's
-    pod may just be replaced. With neither, whether all is, as `status` has it."""
+    """Check a worker of this host, or of this name, or everything as `status` does.
+
+    Of several workers one has to live: during a deploy the pod of a probe has an old and a new one.
+    """
     if not (this_host or node):
         overview = overview_of(inspector)
         return Answer(findings(overview), summary(overview))
     host = ProcessImage.current().host if this_host else ""
     troubles = []
-    for facts, age, verdict in inspector.near(host):
-        if node not in ("", facts.node):
+    for record, age, verdict in inspector.near(host):
+        if node not in ("", record.node):
             continue
-        limit, name = facts.owner_ttl, facts.node or facts.owner
+        limit, name = record.owner_ttl, record.node or record.owner
         if not verdict.dead and age <= limit:
-            state = state_of(facts, age)
-            return Answer([], [f"worker {name} was heard {span(age)} ago, its state is {state}"])
+            state = state_of(record, age)
+            return Answer(
+                [], [f"worker {name} sent a heartbeat {span(age)} ago, its state is {state}"]
+            )
         why = [f"more than {span(limit)}"] if age > limit else []
         why += [verdict.value] if verdict.dead or verdict is Reason.RUNNING_SILENT else []
-        troubles.append(f"worker {name} was not heard for {span(age)} ({'; '.join(why)})")
+        troubles.append(f"worker {name} has sent no heartbeat for {span(age)} ({'; '.join(why)})")
     whom = " ".join(filter(None, (node, host and f"of host {host}")))
     text = "; ".join(troubles) or f"no worker {whom} is registered"
-    fix = "see what its main thread does, or restart it"
-    return Answer([Finding("critical", "not-heard", text, fix)], [])
+    fix = "see what its main thread does (py-spy dump), or restart it"
+    return Answer([Finding("critical", "no-heartbeat", text, fix)], [])

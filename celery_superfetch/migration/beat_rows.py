@@ -1,7 +1,8 @@
 """Deletes the rows by which django-celery-beat sends the reap task: stock workers do not know it.
 
-`superfetch drain` (``cli/stock.py``), a command in its own process, calls ``remove_beat_rows`` when
-it has requeued the jobs. If the process dies before, the rows stay; a second `drain` deletes them.
+`superfetch rollback` (``cli/stock.py``), a command in its own process, calls ``remove_beat_rows``
+when it has requeued the jobs. If the process dies before, the rows stay; a second `rollback`
+deletes them.
 """
 
 from __future__ import annotations

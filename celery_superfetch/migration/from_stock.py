@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import StillInUse
+from ..model.humanize import number
 from ..model.job import parse
-from ..model.words import number
 from ..store.database import chunks
 from ..store.queues import Queues
-from .stock_unacked import Delivery, StockConsumer, Unacked
+from .stock_unacked import StockConsumer, Unacked, UnackedEntry
 
 #: Jobs moved in one transaction. Each change that a stock worker makes meanwhile repeats it.
-BATCH = 25
+MIGRATE_BATCH = 25
 
 #: Message, exchange and routing key -> its queue lists -> ms of x-expires; none: it goes nowhere.
 Routes = Callable[[Mapping[str, Any], str, str], Mapping[str, int]]
@@ -44,7 +44,7 @@ class Migrated:
     """The outcome of one ``take_over``; its fields are those of ``--json``."""
 
     found: int = 0
-    taken: int = 0
+    requeued: int = 0
     queues: Counter[str] = field(default_factory=Counter)  # queue list -> jobs that went there
     gone: int = 0  # acked, or delivered again, since the jobs were listed
     left: list[Left] = field(default_factory=list)
@@ -81,22 +81,22 @@ def take_over(
     queues = Queues(unacked.database)
 
     def way_of(message: Any, exchange: str, routing_key: str) -> tuple[Mapping[str, int], str]:
-        """Return a message's queue lists -> ms of x-expires, and why it has to stay (empty if it
-        can go)."""
+        """Return a message's queue lists -> ms of x-expires, and the reason for which it has to
+        stay (empty if it can go)."""
         if message is None:
             return {}, "it is not a kombu message"
         lists = routes(message, exchange, routing_key)
         if not lists and otherwise:
             lists = routes(message, "", otherwise)
         if not lists:
-            return {}, "no queue is bound for it"
+            return {}, "no queue is bound to its exchange and routing key"
         if not all(queues.can_take([*lists])):
-            return {}, f"{' or '.join(lists)} is no queue, the key holds something else"
+            return {}, f"{' or '.join(lists)} is not a queue: the key has another type"
         return lists, ""
 
     # Newest first, each to the front: the oldest is claimed next, also if another pass goes on.
-    for some in chunks(tags, BATCH):
-        bound: dict[Delivery, tuple[bytes, Mapping[str, int]]] = {}
+    for some in chunks(tags, MIGRATE_BATCH):
+        bound: dict[UnackedEntry, tuple[bytes, Mapping[str, int]]] = {}
         for job in unacked.read(some):
             payload, exchange, routing_key = job.read()
             message, task, task_id, *_ = parse(payload)
@@ -107,9 +107,9 @@ def take_over(
             else:
                 bound[job] = payload, lists
         for job in bound if dry_run else unacked.move(bound):
-            report.taken += 1
+            report.requeued += 1
             report.queues.update([*bound[job][1]])
-    report.gone = report.found - report.taken - len(report.left)
+    report.gone = report.found - report.requeued - len(report.left)
     return report
 
 
@@ -117,16 +117,16 @@ def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:
     unacked = f"{number(jobs, 'job')} {'is' if jobs == 1 else 'are'} unacked"
     if consumers is None:
         return (
-            f"nothing was moved. {unacked}, and who holds them cannot be known: "
-            "CLIENT LIST is forbidden. Allow it to this user (+client|list), or make sure that no "
-            "stock worker runs on this database, and add --force"
+            f"nothing was moved. {unacked}, and whether a stock worker holds them is unknown: "
+            "the ACL forbids CLIENT LIST. Grant it to this user (+client|list), or make sure "
+            "that no stock worker runs on this database, and add --force"
         )
     rows = "".join(f"\n  {consumer}" for consumer in consumers)
     return (
-        f"nothing was moved. {unacked}, and connections that consume as stock "
-        f"workers do are open on this database. Their workers may hold these jobs:{rows}\n"
-        "Stop the stock workers by TERM and wait until they have ended (--wait SECONDS waits for "
-        "it). A machine that is gone for good leaves its connection for a while: CLIENT KILL ID. "
-        "Flower, and whatever else asks `inspect`, looks the same: stop it for the moment. Or add "
-        "--force: a job that its worker still holds then runs twice"
+        f"nothing was moved. {unacked}, and stock workers that may hold them are connected to this "
+        f"database:{rows}\n"
+        "Stop the stock workers with SIGTERM and wait until they have ended (--wait SECONDS does "
+        "that). The connection of a host that is gone stays for a while: end it with CLIENT KILL "
+        "ID. Flower and other programs that use `inspect` look like stock workers: stop them for "
+        "the moment. Or add --force: a job that its worker still holds then runs twice"
     )

@@ -20,12 +20,13 @@ from typing import Any, NamedTuple
 from redis import Redis
 from redis.exceptions import ResponseError
 
+from ..model.humanize import span
 from ..model.job import UNREADABLE
 from ..store.database import Database, Structure
-from ..store.redis.connections import is_ours
+from ..store.redis.connections import is_own_connection
 
 
-class Delivery(NamedTuple):
+class UnackedEntry(NamedTuple):
     """One entry of kombu's hash of unacked messages."""
 
     tag: bytes  # kombu's delivery tag: the field of the hash
@@ -57,7 +58,7 @@ class StockConsumer:
 
     def __str__(self) -> str:
         who = f"id {self.id}: {self.address}" + (f" ({self.name})" if self.name else "")
-        return f"{who}, connected for {self.age} s, idle for {self.idle} s"
+        return f"{who}, connected for {span(self.age)}, idle for {span(self.idle)}"
 
 
 class Unacked(Structure):
@@ -90,7 +91,7 @@ class Unacked(Structure):
                 int(row["id"]), row["addr"], row["name"], int(row["age"]), int(row["idle"])
             )
             for row in rows
-            if row.get("cmd") == "brpop" and row.get("db") == db and not is_ours(row)
+            if row.get("cmd") == "brpop" and row.get("db") == db and not is_own_connection(row)
         ]
 
     def size(self) -> int:
@@ -109,16 +110,18 @@ class Unacked(Structure):
         listed = [tag for tag in self.client.zrange(self.index, 0, -1)[::-1] if tag in there]
         return list(dict.fromkeys([*listed, *there]))
 
-    def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[Delivery]:
+    def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[UnackedEntry]:
         """Return the entries with these tags (one at least), except those that were acked
         meanwhile."""
         client = client or self.client
         names: Any = tags
         since: Any = client.zmscore(self.index, names)
         rows = zip(tags, since, client.hmget(self.name, tags), strict=True)
-        return [Delivery(*row) for row in rows if row[-1] is not None]
+        return [UnackedEntry(*row) for row in rows if row[-1] is not None]
 
-    def move(self, jobs: Mapping[Delivery, tuple[bytes, Mapping[str, int]]]) -> list[Delivery]:
+    def move(
+        self, jobs: Mapping[UnackedEntry, tuple[bytes, Mapping[str, int]]]
+    ) -> list[UnackedEntry]:
         """Move jobs to the front of their queue lists in one transaction; return those that were
         moved. A job that was acked or delivered again since it was read is not moved. If stock
         workers change the hash meanwhile, the transaction is repeated.
@@ -129,7 +132,7 @@ class Unacked(Structure):
                 or topic exchange may have several.
         """
 
-        def transaction(pipe: Any) -> list[Delivery]:
+        def transaction(pipe: Any) -> list[UnackedEntry]:
             same = [job for job in self.read([job.tag for job in jobs], pipe) if job in jobs]
             pipe.multi()
             for job in same:

@@ -1,7 +1,9 @@
-"""The options of this package (``Config``), read from ``broker_transport_options`` and checked.
+"""The options of this package (``Config``), read from ``broker_transport_options`` and checked; and
+the names of its tasks and headers, which several packages use.
 
-``install`` checks them when it is called; ``app.broker.config_of`` and the transport read them, in
-each process. A frozen value, without I/O.
+``install`` checks the options when it is called; ``app.broker.config_of`` and the transport read
+them, in each process. A task's own limit is checked by ``check``, too (``app/guard.py``). A frozen
+value, without I/O.
 """
 
 from __future__ import annotations
@@ -14,31 +16,35 @@ from typing import Any, TypeAlias
 from ..errors import ConfigError
 
 #: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
-LONGEST = 10 * 365 * 86400.0
+DURATION_MAX_S = 10 * 365 * 86400.0
 
-#: Removed option -> what does its work now.
+#: Removed option -> the replacement, for its error.
 REMOVED_OPTIONS = {
     "metrics_host": "run `celery superfetch metrics --host`, one process for each database",
     "metrics_port": "run `celery superfetch metrics --port`, one process for each database",
-    "stuck_after": "run `celery superfetch check`, which reports jobs that run for hours",
+    "stuck_after": "run `celery superfetch check`, which reports long-running jobs",
 }
 
-#: Likeness (difflib's ratio) from which on an unknown option counts as one that is misspelt. No
-#: option of another broker is so like one of these.
-NEAR = 0.85
+#: Ratio of difflib from which on an unknown option is reported as a misspelt one. No real option of
+#: another transport comes so near to an option of this package.
+LIKENESS_MIN = 0.85
 
-REAP_TASK = "celery_superfetch.reap"  # the task of a pass, and its entry in ``beat_schedule``
+#: The task that makes one pass of the reaper (it recovers the jobs of dead workers), and its entry
+#: in ``beat_schedule``.
+REAP_TASK = "celery_superfetch.reap"
 REAP_ENTRY = "superfetch-reap"
-ANNOUNCE_TASK = "celery_superfetch.announce"  # the task of a notice
-DRILL_HEADER = "superfetch_drill"  # of a job that `superfetch drill` has sent
-DRILL_MAX_S = 3600.0  # for which a job of a drill sleeps at most
-DRILL_TASK = "celery_superfetch.drill"  # the task of a drill's jobs
-NOT_THE_USERS = ("celery.", "celery_superfetch.")  # tasks whose names begin so
+#: The task of a notice: the job that informs the caller of a dead-lettered job.
+ANNOUNCE_TASK = "celery_superfetch.announce"
+DRILL_HEADER = "superfetch_drill"  # header that marks a job sent by `superfetch drill`
+DRILL_MAX_S = 3600.0  # longest sleep of a job of `superfetch drill`
+DRILL_TASK = "celery_superfetch.drill"  # the task of these jobs
+INTERNAL_TASK_PREFIXES = ("celery.", "celery_superfetch.")  # tasks whose names begin so
 
-#: The header of a notice that names a dead job, and what stands there until a script knows which.
+#: The header of a notice that names the dead job, and the placeholder that ``kill.lua`` replaces by
+#: the job's id in the dead set.
 DEAD_ID_HEADER, DEAD_ID = "superfetch_dead_id", "@dead_id@"
 
-#: What values are counted in: an option's annotation names one of these, and so do errors and docs.
+#: Units of options: an option's annotation names one of these, and so do errors and docs.
 Seconds: TypeAlias = float
 Strikes: TypeAlias = int
 Recoveries: TypeAlias = int
@@ -58,21 +64,22 @@ class Config:
     # The text below each option is its line in docs/reference/options.md, which is made of it.
 
     heartbeat_interval: Seconds = 5.0
-    """The time between two heartbeats of an owner. An owner on another host is dead after two
-    missed heartbeats (10 s), if its connections are gone too."""
+    """The time between two heartbeats of a worker. A worker on another host is declared dead after
+    two missed heartbeats (10 s), if its connections are gone, too."""
 
     owner_ttl: Seconds = 60.0
-    """An owner that is silent for so long is dead, even if the server still has its connections.
-    A worker whose event loop hangs for so long calls itself hung. Choose it longer than any pause
-    of a live worker, and at least twice `heartbeat_interval`."""
+    """A worker without a heartbeat for so long is declared dead, even if the server still has its
+    connections. A worker whose event loop hangs for so long reports itself hung. Choose it longer
+    than any pause of a live worker, and at least twice `heartbeat_interval`."""
 
     reap_interval: Seconds = 10.0
-    """The time between two passes over all owners, whoever makes them. It is also the schedule of
-    the reap task in beat."""
+    """The time between two reap passes over all workers. It is also the schedule of the reap task
+    in beat."""
 
     strike_limit: Strikes = 3
-    """A job is killed at this many strikes, if the last one is certainly its own. One strike
-    before, it goes on probation. A task may have its own limit. The figure is Sidekiq Pro's."""
+    """A job is moved to the dead set at this many strikes, if the last one is exact. Before
+    that strike it goes on probation if a worker has died under it. A task may have its own limit.
+    The figure is Sidekiq Pro's."""
 
     strike_window: Seconds = 72 * 3600.0
     """72 hours. So long after its first recovery, a job's counters are forgotten. The figure is
@@ -80,16 +87,16 @@ class Config:
 
     recovery_limit: Recoveries = 20
     """A job goes on probation at this many recoveries, with strikes or without; stops do not count.
-    Recoveries alone kill no job. The figure is RabbitMQ's delivery limit."""
+    Recoveries alone move no job to the dead set. The figure is RabbitMQ's delivery limit."""
 
     stop_limit: Stops | None = 50
-    """A job is killed at this many stops: runs that were cut short because their worker was
-    stopping. A deploy is one stop, and no strike; a job that stops its own worker looks the same.
-    From the tenth stop on, the log, `status` and `doctor` name the job. A task may have its own
-    limit. None: never."""
+    """A job is moved to the dead set at this many stops: runs cut short because their worker was
+    stopping. A deploy is one stop, no strike; a job that stops its own worker looks the same.
+    From the tenth stop on, the log, `status` and `doctor` name it. A task may have its own limit.
+    None: never."""
 
     dead_limit: Jobs = 10_000
-    """The dead set keeps at most so many jobs of this app. The oldest are dropped, counted
+    """The dead set keeps at most so many jobs of this app. The oldest are deleted, counted
     (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Messages
     that never ran count apart: as many, and 64 MB; unparseable items, too: 1,000, and 16 MB. The
     figure is Sidekiq's."""
@@ -112,12 +119,16 @@ class Config:
     service evicts what expires and cannot be told otherwise. What is critical stays critical."""
 
     app_name: Text = ""
-    """The name of the Celery app (`app.main`): only its own app kills a job. Do not set it,
-    because `install()` overwrites it."""
+    """The name of the Celery app (`app.main`): only its own app moves a job to the dead set. Do not
+    set it, because `install()` overwrites it."""
 
     global_keyprefix: Text = ""
     """kombu's option. It stands before every key, also before those of this package. On a cluster
     it needs a name in braces."""
+
+    sep: Text = "\x06\x16"
+    """kombu's option. It stands between the name of a queue and a priority in the name of a list.
+    Workers of one queue need the same."""
 
     def __post_init__(self) -> None:
         check(vars(self))
@@ -131,51 +142,57 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
     """Return the options of this package.
 
     Raises:
-        ConfigError: an option was removed, or has nearly the name of one of these or of one that is
-            ``known``, or is kombu's and leaves a queue without a list.
+        ConfigError: an option was removed, or its name is nearly that of an option of this package
+            or of one that is ``known`` (kombu's), or kombu's ``priority_steps`` would leave a queue
+            without a list.
     """
     if "priority_steps" in options:
         _check_priority_steps(options["priority_steps"])
-    valid = {*OPTIONS, *known}
+    valid = {*TYPE_BY_OPTION, *known}
     for name in options:
         if name in REMOVED_OPTIONS:
-            raise ConfigError(f"unknown option {name!r}; instead, {REMOVED_OPTIONS[name]}")
+            raise ConfigError(
+                f"unknown option {name!r}: it was removed. Instead, {REMOVED_OPTIONS[name]}"
+            )
         if name not in valid:
-            import difflib  # whoever makes no mistake need not wait for it
+            import difflib  # not loaded for a correct configuration
 
-            if nearest := difflib.get_close_matches(str(name), sorted(valid), n=1, cutoff=NEAR):
-                raise ConfigError(f"unknown option {name!r}; did you mean {nearest[0]!r}?")
-    return {name: value for name, value in options.items() if name in OPTIONS}
+            if nearest := difflib.get_close_matches(
+                str(name), sorted(valid), n=1, cutoff=LIKENESS_MIN
+            ):
+                raise ConfigError(f"unknown option {name!r}: did you mean {nearest[0]!r}?")
+    return {name: value for name, value in options.items() if name in TYPE_BY_OPTION}
 
 
 def _check_priority_steps(steps: Any) -> None:
-    """Refuse steps of which kombu makes no list: to publish would be an IndexError, and a worker
-    would consume nothing without a word (ConfigError)."""
+    """Raise ConfigError for steps of which kombu makes no list: publishing would raise IndexError,
+    and a worker would silently consume nothing."""
     is_list = isinstance(steps, (list, tuple, range))
     if not is_list or not steps or not all(type(step) is int for step in steps):
         raise ConfigError(
-            "option 'priority_steps' must be a list of at least one whole number, such as "
-            f"[0, 3, 6, 9], or [0] for queues without priorities, it is {steps!r}"
+            "option 'priority_steps' must be a list of at least one whole number, such as [0, 3, "
+            f"6, 9], or [0] for queues without priorities, got {steps!r}"
         )
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse options of ours that are impossible, alone or together (ConfigError)."""
+    """Raise ConfigError for options of this package that are impossible, alone or together. An
+    option that is not given is not checked against the others."""
     for name, value in options.items():
-        # A default may be None, which turns something off.
+        # Most values are defaults, which are valid.
         if value != DEFAULTS[name] and (wrong := _wrong_with(name, value)):
-            raise ConfigError(f"option {name!r} must be {wrong}, it is {value!r}")
+            raise ConfigError(f"option {name!r} must be {wrong}, got {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
     if ttl < 2 * interval:
         raise ConfigError(
-            f"option 'owner_ttl' ({ttl:g} s) must be at least twice 'heartbeat_interval' "
-            f"({interval:g} s): one late heartbeat would already count as death"
+            f"option 'owner_ttl' must be at least twice 'heartbeat_interval', got {ttl:g} s and "
+            f"{interval:g} s: with less, one late heartbeat would mark a worker dead"
         )
 
 
 def _wrong_with(name: str, value: Any) -> str:
-    """What this option must be, where ``value`` is something else, and no default."""
-    kind, unit = OPTIONS[name], UNITS[name]
+    """Return the rule that ``value``, which is not the default, breaks; empty if it breaks none."""
+    kind, unit = TYPE_BY_OPTION[name], UNIT_BY_OPTION[name]
     if value is None and name in MAY_BE_NONE:
         return ""
     if name in CHOICES:
@@ -183,20 +200,24 @@ def _wrong_with(name: str, value: Any) -> str:
     if kind == "str":
         return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"a number ({unit})"
+        return f"a number of {unit}"
     if not math.isfinite(value) or value <= 0:
-        return "greater than 0 and finite"
-    if kind == "float" and value > LONGEST:
-        return f"at most {LONGEST:.0f} s (ten years)"
-    return f"a whole number ({unit})" if kind == "int" and value != int(value) else ""
+        return "a finite number greater than 0"
+    if kind == "float" and value > DURATION_MAX_S:
+        return f"at most {DURATION_MAX_S:.0f} s (ten years)"
+    return f"a whole number of {unit}" if kind == "int" and value != int(value) else ""
 
 
-CHOICES = {"unknown_tasks": ("requeue", "discard")}  # what is not just any text
+CHOICES = {"unknown_tasks": ("requeue", "discard")}  # options with a fixed set of texts
+#: Names of all options -> their annotations, which are strings (``from __future__``) and name one
+#: of the units above.
 _ALIASES = {name: kind.partition(" | ")[0] for name, kind in Config.__annotations__.items()}
 #: Options that None turns off.
 MAY_BE_NONE = {name for name, kind in Config.__annotations__.items() if kind.endswith("| None")}
-#: Names of all options -> what they are counted in.
-UNITS = {name: alias.lower() for name, alias in _ALIASES.items()}
+#: Names of all options -> their units.
+UNIT_BY_OPTION = {name: alias.lower() for name, alias in _ALIASES.items()}
 #: Names of all options -> the names of their types.
-OPTIONS: dict[str, str] = {name: globals()[alias].__name__ for name, alias in _ALIASES.items()}
-DEFAULTS = {name: getattr(Config, name) for name in OPTIONS}
+TYPE_BY_OPTION: dict[str, str] = {
+    name: globals()[alias].__name__ for name, alias in _ALIASES.items()
+}
+DEFAULTS = {name: getattr(Config, name) for name in TYPE_BY_OPTION}

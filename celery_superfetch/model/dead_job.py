@@ -1,9 +1,14 @@
-"""A job of the dead set (``DeadJob``), its record there, and the conditions that pick some of all
-jobs (``DeadFilter``).
+"""A job of the dead set (``DeadJob``), its record there, and the filter that selects some of the
+jobs (``DeadFilter``, ``Conditions``).
 
-The reaper and ``Settlement`` make a ``DeadJob`` of each job that they dead-letter;
-``store.dead_set`` writes and reads the records; commands, the console and the failure notification
-show them. Values without I/O: a death loses nothing.
+A reaper (for jobs of a dead worker) and ``Settlement`` (in a worker that lives) make a ``DeadJob``
+of each job that they dead-letter; ``store.dead_set`` writes and reads the records, and makes the
+filters; commands, the console and the failure notification show the jobs. Values without I/O: a
+death loses nothing.
+
+A failure notification (the *notice*) is a job that announces the dead job to its caller. How far it
+came is in the dead job's record (``Progress``): if its process dies, the notice is recovered as any
+job is, and its next run continues from there.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any, NamedTuple, TypedDict
 from ..errors import BadFilter
 from .arguments import arguments
 from .foreign import TEXT_MAX_CHARS
-from .job import FIRST, LAST, UNREADABLE
+from .job import FIRST_SECOND, LAST_SECOND, UNREADABLE
 from .records import parsed_json, text_of, whole
 from .strikes import Recovery
 
@@ -30,34 +35,33 @@ from .strikes import Recovery
 FULL_ID = re.compile(r"[0-9a-f]{40}(-[0-9]{1,20})?")
 
 
-#: Fields that a record has unchanged: name in the record -> attribute of ``DeadJob``.
+#: Fields that are copied as they are: name in the record -> attribute of ``DeadJob``.
 STORED = {"queue": "queue_list", "app": "app_name", "node": "node", "reason": "reason"}
 STORED |= {name: name for name in ("task", "task_id", "owner", "strikes", "recoveries", "stops")}
 STORED |= {name: name for name in ("first_claimed", "never_ran", "whole_bytes", "notice")}
 
-HEAD_BYTES = 4096  # of a message that is too long to be kept whole
+HEAD_BYTES = 4096  # bytes that are kept of a message that is too long to be kept whole
 
 CUT = (
-    "only the first bytes of job {!r} were kept (its message had {:,}): it cannot be put back. "
-    "Have its sender publish it again, and delete it"
+    "only the first bytes of job {!r} were kept (its message had {:,} bytes), so it cannot be "
+    "retried. Publish it again at its sender, and delete it"
 )
 
 
 def utc(seconds: float | None) -> str | None:
-    """Format a time of the server's clock by ISO 8601, within what a datetime can say; None where
-    it was not noted."""
+    """Format a time of the server's clock by ISO 8601, limited to the range of a datetime; None
+    where it is not known."""
     if seconds is None or isnan(seconds):
         return None
-    at = min(max(seconds, FIRST), LAST)
+    at = min(max(seconds, FIRST_SECOND), LAST_SECOND)
     return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
 
 
 class Progress(NamedTuple):
-    """How far the announcement of a dead job has come, over all runs of its failure
-    notification."""
+    """Progress of the announcement of a dead job, over all runs of its failure notification."""
 
     signalled: bool = False  #: ``job_killed`` was sent
-    called: bool = False  #: its errbacks were published, and its chord has failed
+    called: bool = False  #: its errbacks were published, and its chord was failed
     failures: int = 0  #: tries that failed
 
     @classmethod
@@ -85,37 +89,43 @@ class DeadJob:
     id: str  #: its name in the dead set
     payload: bytes  #: the message, as its producer sent it
     queue_list: str  #: the list of its queue, with kombu's suffix for a priority other than 0
-    reason: str  #: why its last owner lost it
+    reason: str  #: why it was dead-lettered: mostly why its last owner lost it
     task: str | None  #: name of its task; None if the payload does not say
     task_id: str | None  #: Celery's id of the task; None if the payload does not say
     app_name: str  #: name of its last owner's Celery app; empty outside Celery
     node: str  #: Celery's name of its last owner; empty outside Celery
-    owner: str  #: its last owner, as ``host|pid|nonce``
+    owner: str  #: its last owner, the part of a worker that had claimed it: ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
-    recoveries: int  #: how often it was recovered
-    #: Oldest first, its death last; each has owner, reason, strike and at (server s).
+    recoveries: int  #: how often it was put back on its queue after its run was lost
+    #: Its lost runs, the oldest first; the last one led to the dead set. Each has owner, reason,
+    #: strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
-    died_at: int = 0  #: time of death, by the server's clock, in ms
-    #: Its steps note: the steps that its runs have published. If it is put back, its next run
-    #: publishes the others.
+    died_at: int = 0  #: when it was dead-lettered, by the server's clock, in ms
+    #: Its steps note: which of its steps (the messages that are published because it ends) its runs
+    #: have published. If it is put back, its next run publishes the others. ``kill.lua`` adds the
+    #: note to the record, from the job's claim.
     steps: str = ""
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).
     first_claimed: int = 0
-    #: It never ran: its task was unknown, or it could not be received or read. See ``parsed``.
+    #: It never ran: its task was unknown, or it could not be received or read.
     never_ran: bool = False
-    whole_bytes: int = 0  #: size of the message, if ``payload`` is its head alone; 0: it is whole
-    notice: str = ""  #: Celery's id of the failure notification that may announce it; empty: any
-    progress: Progress = NO_PROGRESS  #: how far that has come
+    #: Size of the message, if ``payload`` is only its first bytes; 0: the payload is whole.
+    whole_bytes: int = 0
+    #: Celery's id of the failure notification that may announce it; empty: any may. A notification
+    #: with another id, which a producer may have sent, has no effect.
+    notice: str = ""
+    progress: Progress = NO_PROGRESS  #: how far its announcement has come
 
     @property
     def parsed(self) -> bool:
-        """False for junk, which has no task to run and no caller to tell."""
+        """False for a payload that is no message: it has no task to run and no caller to inform."""
         return self.task is not None
 
     @property
     def died(self) -> float | None:
-        """Time of death in s, by the server's clock, or None if this process has just killed it."""
+        """The time when it was dead-lettered (s, by the server's clock); None if this process has
+        just done that, and has not read the time from the server."""
         return self.died_at / 1000 if self.died_at else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,7 +134,9 @@ class DeadJob:
         text = _text(self.payload)
         payload = {} if text is None else {"payload": text, "encoding": "utf-8"}
         record = self.record()
-        del record["notice"]  # with it, a producer that sees the page could announce the job
+        # With this id a producer that sees the console's page could send a notification of its own
+        # that is accepted.
+        del record["notice"]
         record.pop("progress", None)
         return {
             **record,
@@ -139,20 +151,22 @@ class DeadJob:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Its history as shown: None stands for what is not known; the last entry has the time of
-        death."""
+        """Its history as shown: None stands for what is not known. A last entry whose time is
+        missing, or none, has the time of death."""
         blank = {"owner": "", "strike": None, "at": None}
-        death = ({"at": self.died, **event} for event in self.history[-1:])
-        events = [{**blank, **event} for event in (*self.history[:-1], *death)]
+        events = [{**blank, **event} for event in self.history]
+        for last in events[-1:]:
+            last["at"] = self.died if last["at"] is None else last["at"]
         for event in events:
             event["host"] = str(event["owner"] or "").partition("|")[0]
             event["time"] = utc(event["at"])
         return events
 
     def record(self) -> dict[str, Any]:
-        """Return what the dead set stores: all but the id and the time of death, which index it."""
+        """Return what the dead set stores: all but the id and the time of death, which index it,
+        and ``steps``, which ``kill.lua`` adds."""
         text, coded = _text(self.payload), base64.b64encode(self.payload).decode()
-        # Control characters have six bytes each in JSON.
+        # As text, unless base64 is shorter: a control character has six bytes in JSON.
         is_text = text is not None and len(json.dumps(text)) <= len(coded) + len('""')
         return {
             "payload": text if is_text else coded,
@@ -163,14 +177,14 @@ class DeadJob:
         }
 
     def dump(self, most_bytes: int = 0) -> str:
-        """Return the record in JSON; if it is longer than ``most_bytes`` (0: any length), with the
-        head of the message alone."""
+        """Return the record in JSON; if it is longer than ``most_bytes`` (0: any length), return
+        that of ``cut``."""
         record = json.dumps(self.record())
         return record if len(record) <= most_bytes or not most_bytes else self.cut().dump()
 
     def cut(self) -> DeadJob:
-        """Return the job without what its sender can make long: the head of its message, its names
-        as far as they are shown, and no history but its end."""
+        """Return the job with the first bytes of its message, the beginnings of its names and its
+        reason, and the last entry of its history: a sender could make the rest long."""
         names = {name: getattr(self, name) for name in ("task", "task_id")}
         return replace(
             self,
@@ -183,9 +197,13 @@ class DeadJob:
 
     @classmethod
     def of(cls, recovery: Recovery, id: str = "") -> DeadJob:
-        """Return the dead job of a recovery that was decided as KILL. ``id``: its id in the dead
+        """Return the dead job of a recovery for which KILL was decided. ``id``: its id in the dead
         set; empty: its digest."""
-        history = recovery.history if recovery.counted else (*recovery.history, recovery.event)
+        # A recovery that was counted before is in its history already.
+        history = (
+            recovery.history if recovery.counted else (*recovery.history, recovery.history_entry)
+        )
+        # These attributes have the same names in a ``Recovery``.
         stored = {name: value for name, value in vars(recovery).items() if name in STORED.values()}
         return cls(
             id=id or recovery.digest,
@@ -198,13 +216,16 @@ class DeadJob:
 
     @classmethod
     def load(cls, id: str, raw: bytes, died_at: float) -> DeadJob:
-        """Read a record, which may be of another version or written by hand, and must not hide the
-        other jobs: what is missing or broken is empty, and its reason says so."""
+        """Read a record. It may be of another version, or written by hand, and one bad record must
+        not make the list of all jobs fail: what is missing or broken is empty. If the payload
+        cannot be read, the reason says so, unless the record has one."""
         record = parsed_json(raw, dict[str, Any]())
         payload = _payload(record)
         names = {field: name for name, field in STORED.items()}
-        fields: dict[str, Any] = {field: text_of(record.get(names[field])) for field in TEXTS}
-        fields |= {field: whole(record.get(field)) for field in COUNTS}
+        fields: dict[str, Any] = {
+            field: text_of(record.get(names[field])) for field in DEAD_JOB_TEXTS
+        }
+        fields |= {field: whole(record.get(field)) for field in DEAD_JOB_COUNTS}
         fields |= {field: text_of(record.get(field)) or None for field in ("task", "task_id")}
         if payload is None:
             fields["reason"] = fields["reason"] or "its record in the dead set cannot be read"
@@ -222,7 +243,7 @@ class DeadJob:
 
 
 def _text(payload: bytes) -> str | None:
-    """Return a message as text; None if it is none."""
+    """Return a message as text; None if it is not UTF-8."""
     try:
         return payload.decode("utf-8")
     except UnicodeDecodeError:
@@ -230,8 +251,8 @@ def _text(payload: bytes) -> str | None:
 
 
 #: Fields of a job that are text, and those that are numbers.
-TEXTS = "queue_list", "app_name", "node", "reason", "owner", "notice"
-COUNTS = "strikes", "recoveries", "stops", "first_claimed", "whole_bytes"
+DEAD_JOB_TEXTS = "queue_list", "app_name", "node", "reason", "owner", "notice"
+DEAD_JOB_COUNTS = "strikes", "recoveries", "stops", "first_claimed", "whole_bytes"
 
 
 def _payload(record: Mapping[str, Any]) -> bytes | None:
@@ -244,19 +265,19 @@ def _payload(record: Mapping[str, Any]) -> bytes | None:
 
 
 def _event(entry: Any) -> Mapping[str, Any]:
-    """Return an entry of a history with all its fields. It may have been written by hand, and must
-    not hide the other entries."""
-    given = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
-    event = {"owner": "", "reason": "", **given}
+    """Return an entry of a history with all its fields. It may have been written by hand, and one
+    bad entry must not make the others unreadable. A time that is none becomes None."""
+    fields = entry if isinstance(entry, Mapping) else {"reason": str(entry)}
+    event = {"owner": "", "reason": "", **fields}
     at = event.get("at", 0)
-    if not (isinstance(at, (int, float)) and FIRST <= at <= LAST):
+    if not (isinstance(at, (int, float)) and FIRST_SECOND <= at <= LAST_SECOND):
         event["at"] = None
     return event
 
 
 @dataclass(frozen=True)
 class DeadFilter:
-    """Which jobs of the dead set are meant; one without conditions means all of them.
+    """Conditions on jobs of the dead set; without any, all jobs meet them.
 
     Raises:
         BadFilter: a condition is empty, or no job could meet them all.
@@ -264,7 +285,7 @@ class DeadFilter:
 
     #: The task's name; ``*`` stands for anything, ``?`` for one character.
     task: str | None = None
-    queue: str | None = None  #: The queue's name, with all of its priorities; likewise.
+    queue: str | None = None  #: The queue's name, with all of its priorities; ``*`` and ``?``, too.
     reason: str | None = None  #: A part of the reason, in any case.
     older_than: float | None = None  #: Seconds since the time of death, at least.
     newer_than: float | None = None  #: Seconds since the time of death, at most.
@@ -274,12 +295,15 @@ class DeadFilter:
         for name, value in vars(self).items():
             # A shell variable that is not set must not mean "all", nor silently nothing.
             if value == "":
-                raise BadFilter(f"the filter {name!r} is empty: leave it out, or say which")
+                raise BadFilter(f"the filter {name!r} is empty: give it a value, or leave it out")
             if name.endswith("_than") and value is not None and not 0 <= value < inf:
-                raise BadFilter(f"the filter {name!r} must be seconds, 0 or more, it is {value!r}")
+                raise BadFilter(
+                    f"the filter {name!r} must be a number of seconds from 0 on, got {value!r}"
+                )
         if older is not None and newer is not None and older >= newer:
             raise BadFilter(
-                f"no job can have died more than {older:g} s ago and less than {newer:g} s ago"
+                f"the filters exclude each other: a job died either more than {older:g} s ago or "
+                f"less than {newer:g} s ago"
             )
 
     def window(self, now: int) -> tuple[float, float]:
@@ -300,7 +324,7 @@ class DeadFilter:
 
 
 class Conditions(TypedDict, total=False):
-    """The same, as keyword arguments have them."""
+    """The conditions of a ``DeadFilter`` as keyword arguments."""
 
     task: str | None
     queue: str | None
@@ -310,4 +334,5 @@ class Conditions(TypedDict, total=False):
 
 
 def _like(name: str, pattern: str) -> bool:
+    """Return whether a name matches a pattern, in which brackets stand for themselves."""
     return fnmatchcase(name, pattern.replace("[", "[[]"))

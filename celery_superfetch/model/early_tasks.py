@@ -1,9 +1,10 @@
-"""Finds tasks whose jobs are lost with their process although the settings promise otherwise.
+"""Finds tasks whose running job a killed process loses, although the settings promise otherwise.
 
 A task copies the settings when it is first used. A task that is used before they are read (by a
 library, or an import order) keeps Celery's defaults: its jobs are acked before they run, and are
-lost with their pool process. The settings do not show that. The worker logs such tasks when it has
-started; `install()` and `superfetch doctor` ask the same of single tasks.
+lost with their pool process. The settings do not show that. A worker that has started
+(``worker/bootsteps.py``) calls ``early_tasks`` and logs the messages. ``install()`` and `superfetch
+doctor` call ``has_copied_early_ack`` for single tasks. All of this only reads the app in memory.
 
 Foreign names:
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .config import NOT_THE_USERS
+from .config import INTERNAL_TASK_PREFIXES
 
 #: Most names of tasks in one message.
 NAMES_IN_LOG = 20
@@ -28,45 +29,47 @@ FIRST = "call install(app) before a task is used"
 
 
 class EarlyTasks(NamedTuple):
-    """Names of tasks whose jobs a killed process may lose, by the reason."""
+    """Names of tasks whose jobs a killed process loses or fails, grouped by the reason."""
 
-    outdated: list[str]  # ack early, since they have not copied the settings as they are
+    outdated: list[str]  # ack early: they copied Celery's defaults, before the settings were read
     chosen: list[str]  # ack early by the choice of their author
-    dropped: list[str]  # ack late, but have not copied task_reject_on_worker_lost
+    #: Ack late, but have not copied task_reject_on_worker_lost: a job whose pool process is lost
+    #: fails.
+    dropped: list[str]
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Yield (whether it is a warning, text) for each reason that some task has."""
         if self.outdated:
             yield (
                 True,
-                "Jobs of these tasks are acked before they run although task_acks_late is on: "
-                f"{listed(self.outdated)}. The tasks were used before the settings were read and "
-                "kept Celery's defaults, so a killed worker loses the jobs of theirs that it runs. "
-                f"Read the settings and {FIRST}, or set acks_late=True on the tasks.",
+                "Jobs of these tasks are acked before they run although task_acks_late is on, so "
+                f"a killed worker loses the jobs that it runs: {listed(self.outdated)}. The "
+                "tasks were used before the settings were read, and kept Celery's defaults. Read "
+                f"the settings and {FIRST}, or set acks_late=True on the tasks.",
             )
         if self.dropped:
             yield (
                 True,
-                "Jobs of these tasks fail when their pool process is lost although "
+                "Jobs of these tasks fail when their pool process dies although "
                 f"task_reject_on_worker_lost is on: {listed(self.dropped)}. The tasks were used "
-                f"before the settings were read and kept Celery's defaults. Read the settings and "
-                f"{FIRST}, or set reject_on_worker_lost=True on the tasks.",
+                "before the settings were read, and kept Celery's defaults. Read the settings "
+                f"and {FIRST}, or set reject_on_worker_lost=True on the tasks.",
             )
         if self.chosen:
             yield (
                 False,
-                f"Jobs of these tasks are acked before they run, by their own acks_late=False: "
-                f"{listed(self.chosen)}. A killed worker loses those that it runs.",
+                "Jobs of these tasks are acked before they run, by their own acks_late=False, so "
+                f"a killed worker loses the jobs that it runs: {listed(self.chosen)}.",
             )
 
 
 def early_tasks(app: Any) -> EarlyTasks:
     """Examine every task that is registered with ``app``, except Celery's and this package's own.
-    Raises what a property of a task raises."""
+    Raises whatever a property raises that the author of a task has written."""
     early = EarlyTasks([], [], [])
     conf = app.conf
     for name, task in sorted(app.tasks.items()):
-        if name.startswith(NOT_THE_USERS):
+        if name.startswith(INTERNAL_TASK_PREFIXES):
             continue
         if not task.acks_late:
             if conf.task_acks_late:
@@ -80,8 +83,9 @@ def early_tasks(app: Any) -> EarlyTasks:
 def has_copied_early_ack(task: Any) -> bool:
     """Return whether a task that acks early has copied that from the settings. If not, its author
     chose it: in the decorator, the class or one of its bases."""
-    # Attributes of a class are in the order in which they were set. ``bind`` marks the class, and
-    # then sets what neither the class nor a base has.
+    # ``vars`` of a class has the order in which its attributes were set. ``bind`` sets BOUND, and
+    # then copies each setting that neither the class nor a base has: so an ``acks_late`` after
+    # BOUND is copied, and one before it, or without it, is the author's.
     names = [*vars(type(task))]
     if task.acks_late or "acks_late" in vars(task) or not {"acks_late", BOUND} <= {*names}:
         return False
@@ -90,5 +94,7 @@ def has_copied_early_ack(task: Any) -> bool:
 
 def listed(names: list[str]) -> str:
     """Return names as text for a log, ``NAMES_IN_LOG`` at most and the number of the others."""
-    more = len(names) - NAMES_IN_LOG
-    return ", ".join(names[:NAMES_IN_LOG]) + (f" and {more} more" if more > 0 else "")
+    hidden_count = len(names) - NAMES_IN_LOG
+    return ", ".join(names[:NAMES_IN_LOG]) + (
+        f" and {hidden_count} more" if hidden_count > 0 else ""
+    )

@@ -1,7 +1,9 @@
-"""Text of objects that user code made: exceptions, arguments, results, headers, receivers, names.
+"""Text of objects that user code made: exceptions, arguments, results, headers, names, receivers of
+signals.
 
 Their ``str``, ``repr``, class and attributes are user code as well, and may raise anything, exit,
-or return what is no text. Code that prints such an object calls these functions: they never raise.
+or return what is no text. All code that logs, stores or shows such an object calls these functions:
+they never raise. Pure functions, apart from the user code that they call: a death loses nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 TEXT_MAX_CHARS = 500
 
 _name_of_class: Callable[[type], str] = type.__dict__["__name__"].__get__
-_plain_text: Callable[[str], str] = str.__str__  # of a subclass, without its own methods
+#: Makes a plain ``str`` of an object of a subclass, without calling methods of that.
+_plain_text: Callable[[str], str] = str.__str__
 
 
 def describe(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
@@ -30,16 +33,16 @@ def message_of(value: object, max_chars: int = TEXT_MAX_CHARS) -> str:
 
 
 def class_name(value: object) -> str:
-    """Return the name of a value's class, also where its metaclass defines another."""
+    """Return the name of a value's class, also if its metaclass defines another ``__name__``."""
     return _plain_text(_name_of_class(type(value)))
 
 
 def kind_of(error: BaseException) -> str:
-    """Return what an error is and where it was raised, for a reason that is stored: its class, the
-    class of its cause, and the line of code.
+    """Return what an error is and where it was raised: its class, the class of its cause, and the
+    line of code. It is stored as the reason why a job was dead-lettered or put back.
 
-    Its text is left out: it may quote a job's arguments, and a reason is shown to people from whom
-    these are hidden, sent to callers, and found by a search.
+    The error's text is left out: it may quote a job's arguments, and a reason is sent to callers,
+    found by a search, and shown to people from whom the arguments are hidden.
     """
     cause = _of_exceptions("__cause__", error)
     if cause is None and not _of_exceptions("__suppress_context__", error):
@@ -56,14 +59,17 @@ def kind_of(error: BaseException) -> str:
 
 
 def _of_exceptions(name: str, error: BaseException) -> Any:
-    """Return an attribute of every exception, also where its class defines another."""
+    """Return an attribute that ``BaseException`` defines, also if the error's class overrides
+    it."""
     return BaseException.__dict__[name].__get__(error)
 
 
 def loggable(error: BaseException) -> BaseException | None:
     """Return ``error`` if its traceback can be formatted, for ``exc_info`` of a log; else None."""
     try:
-        format_exception(type(error), error, None)  # reads its notes, causes and parts as well
+        # This reads all of it that is user code: its text, notes, causes, and those of the
+        # exceptions in a group.
+        format_exception(type(error), error, None)
     except BaseException:
         return None
     return error
@@ -73,8 +79,8 @@ def one_line(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:
     """Return ``text`` as one printable line of at most ``max_chars``, with each run of white space
     as one space."""
     head = text[: 4 * max_chars]  # splitting a text of megabytes would take long
-    rest = "..." if len(text) > len(head) else ""
-    return escaped(" ".join(head.split()) + rest, max_chars)
+    ellipsis = "..." if len(text) > len(head) else ""
+    return escaped(" ".join(head.split()) + ellipsis, max_chars)
 
 
 def escaped(text: str, max_chars: int = TEXT_MAX_CHARS) -> str:

@@ -1,7 +1,10 @@
-"""A job in flight (``Job``), its history (``Counters``), and what can be read from its message.
+"""A job in flight (``Job``), what the server remembers of its earlier deliveries (``Counters``),
+and what can be read from its message.
 
-Every room uses it: the transport claims jobs, owners and reapers move them, commands show them.
-Values and pure functions: a death loses nothing.
+A job is in flight while an *owner* (the part of a worker that claims jobs) has claimed it: moved it
+from its queue to the owner's private list on the server. Every package uses this file: the
+transport claims jobs, owners and reapers move them, commands show them. Values and pure functions:
+a death loses nothing, since the server has the counters.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ UNREADABLE = ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
 class Job(NamedTuple):
-    """One job in flight: whose it is, the list it came from and its exact bytes."""
+    """One job in flight: its owner, the list it came from and its exact bytes."""
 
     owner: str  #: ``host|pid|nonce``
     queue_list: str  #: the list of the queue, with kombu's suffix for a priority other than 0
@@ -40,30 +43,35 @@ class Job(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """The history of a job: how its earlier deliveries ended, as far as the server remembers."""
+    """The ends of a job's earlier deliveries, counted, as far as the server remembers them: for the
+    time of the option `strike_window`."""
 
+    #: Recoveries that may have been the job's own fault: "exact" if it alone ran, or its own pool
+    #: process was lost; "suspect" if other jobs ran as well.
     strikes: int = 0
-    recoveries: int = 0
-    #: Oldest first: owner, reason, strike ("exact", "suspect" or ""), at (server s), and stop where
-    #: it was one.
+    recoveries: int = 0  # times that it was put back on its queue after its run was lost
+    #: Its recoveries, the oldest first: owner, reason, strike ("exact", "suspect" or ""), at
+    #: (server s), and stop where it was one.
     history: tuple[Mapping[str, Any], ...] = ()
-    probation: int = 0  # number of its next solo run, from 1; 0: it is no suspect
-    requeues: int = 0
-    token: int = 0  # of the latest claim
-    first_claim: int = 0  # number of the first claim; 0: it was not claimed before
-    steps: str = ""  # its steps note: what earlier runs have published (``model/step.py``)
+    #: Number of its next solo run, from 1; 0: it is not on probation. A job on probation is a
+    #: suspect: it runs when its worker can run it with no other job.
+    solo_runs: int = 0
+    requeues: int = 0  # times that a worker gave it back to its queue on purpose: no fault of it
+    token: int = 0  # the fencing token of its latest claim
+    first_claim: int = 0  # number of its first claim; 0: it was not claimed before
+    steps: str = ""  # its steps note: which steps earlier runs have published (``model/step.py``)
     stops: int = 0  # runs that were cut short because their worker was stopping
-    deaths: int = 0  # strikes by the death of an owner, and not of the job's own process
-    alongside: int = 0  # those of them in which other jobs ran as well
+    deaths: int = 0  # strikes in which the owner died; the others: only the job's pool process
+    alongside: int = 0  # deaths of the owner while other jobs ran as well
 
     @property
-    def claimed_at(self) -> int:
-        """When it was claimed first (s, by its owner's clock; 0: this claim is the first)."""
+    def first_claimed_at(self) -> int:
+        """Time of its first claim (s, by its owner's clock; 0: this claim is the first)."""
         return self.first_claim // CLAIMS_A_SECOND
 
     @classmethod
     def read(cls, **found: Any) -> Counters:
-        """Make it of fields as the server has them; one that was never counted is None there."""
+        """Make it of fields as the server returns them: None for a field that was never written."""
         as_read: dict[str, Any] = {
             "history": lambda raw: tuple(filter(_is_event, parsed_json(raw, list[Any]()))),
             "steps": lambda raw: raw.decode(errors="replace"),
@@ -71,7 +79,7 @@ class Counters(NamedTuple):
         return cls(**{name: as_read.get(name, whole)(raw) for name, raw in found.items() if raw})
 
     def as_header(self) -> dict[str, int]:
-        """Return what a task sees of it in ``self.request.superfetch``."""
+        """Return the fields that a task sees in ``self.request.superfetch``."""
         names = "recoveries", "strikes", "requeues", "stops"
         return {name: getattr(self, name) for name in names}
 
@@ -83,14 +91,14 @@ class Claimed(NamedTuple):
     counters: Counters | None = None
 
     @property
-    def probation(self) -> int:
+    def solo_runs(self) -> int:
         """The number of its next solo run, from 1; 0: the job is no suspect."""
-        return self.counters.probation if self.counters else 0
+        return self.counters.solo_runs if self.counters else 0
 
     @property
     def first_claimed(self) -> int:
-        """When the job was claimed for the first time (s, by its owner's clock; 0: not known)."""
-        before = self.counters.claimed_at if self.counters else 0
+        """Time of the job's first claim (s, by its owner's clock; 0: not known)."""
+        before = self.counters.first_claimed_at if self.counters else 0
         return before or claimed_at(self.job.claim_id) or 0
 
     @property
@@ -101,8 +109,8 @@ class Claimed(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """The parts of a payload that this package reads; ``message`` is None if it is no message of
-    kombu."""
+    """The parts of a payload that this package reads; ``message`` is None if the payload is no
+    message of kombu."""
 
     message: dict[str, Any] | None = None
     task: str | None = None
@@ -111,13 +119,14 @@ class Envelope(NamedTuple):
 
 
 def digest(payload: bytes) -> str:
-    """Return the name of a job in this package's keys: a redelivery has the same, a retry another
-    one."""
+    """Return the name of a job in this package's keys, made of its bytes. A redelivery has the
+    same; a retry, which Celery sends as another message, has another."""
     return sha1(payload, usedforsecurity=False).hexdigest()
 
 
-#: Claim numbers in a second: a number is the owner's time in s times this, or greater. Lua counts
-#: exactly to 2 ** 53, which is reached in the year 2242.
+#: Claim numbers in a second. A number is the time of the owner's host in s times this, or greater:
+#: numbers only grow, also if the clock was set back or there are many claims in a moment. Lua
+#: counts exactly to 2 ** 53, which is reached in the year 2242.
 CLAIMS_A_SECOND = 2**20
 
 
@@ -152,13 +161,13 @@ def parse(payload: bytes) -> Envelope:
         properties["delivery_tag"]
         properties["delivery_info"]["routing_key"]
         headers = message.get("headers") or {}
-        hash(properties["delivery_tag"])
+        hash(properties["delivery_tag"])  # kombu keeps messages by their tags
     except UNREADABLE:
         return Envelope()
     if not isinstance(headers, dict):
         return Envelope()
     fields = headers
-    if "task" not in headers:  # protocol 1: the body says it, as far as that can be read
+    if "task" not in headers:  # protocol 1: the body names the task, if the body can be read
         with suppress(*UNREADABLE):
             fields = read_body(message)
     fields = fields if isinstance(fields, dict) else {}
@@ -177,7 +186,7 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
 
     Raises:
         NotRead: it was not read; the text says why.
-        UNREADABLE: one of these: it is no JSON.
+        Exception: one of the classes in ``UNREADABLE``: the body is no JSON.
     """
     kind, headers, body = message.get("content-type"), message.get("headers") or {}, message["body"]
     if kind != "application/json":
@@ -191,25 +200,27 @@ def read_body(message: dict[str, Any], most: float = inf) -> Any:
     return json.loads(body)
 
 
-class NotRead(ValueError): ...
+class NotRead(ValueError):
+    """Refusal to decode the body of a message; the text says why."""
 
 
 def _is_event(entry: Any) -> bool:
     at = entry.get("at", 0) if isinstance(entry, dict) else None
-    return isinstance(at, (int, float)) and 0 <= at < 1e11  # what is no time cannot be shown
+    # Anything else, or a time after the year 5138, cannot be shown. Without ``at`` it is valid.
+    return isinstance(at, (int, float)) and 0 <= at < 1e11
 
 
-#: What a datetime can say in UTC (s since the epoch).
-FIRST, LAST = -62_135_596_800, 253_402_300_799
+#: The first and the last second that a datetime can say in UTC (s since the epoch).
+FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 
 def eta_of(text: Any) -> float:
     """Return the time in Celery's header ``eta`` (s since the epoch; 0: it cannot be read): ISO
-    8601, in UTC if it has no time zone. It is kept within what a datetime can say in UTC: commands
-    that show it would fail."""
+    8601, in UTC if it has no time zone. It is limited to what a datetime can say in UTC, since
+    commands that show it would fail otherwise."""
     try:
         eta = datetime.fromisoformat(text.replace("Z", "+00:00"))  # Python 3.10 reads no Z
         at = (eta if eta.tzinfo else eta.replace(tzinfo=timezone.utc)).timestamp()
-        return min(max(at, FIRST), LAST)
+        return min(max(at, FIRST_SECOND), LAST_SECOND)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return 0.0

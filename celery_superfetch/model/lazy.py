@@ -1,4 +1,5 @@
-"""A property that is computed once, without a lock."""
+"""A property that is computed at its first access, without a lock. Classes of several packages use
+it. The value is in memory alone: a death loses nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ T = TypeVar("T")
 class lazy_property(Generic[T]):
     """``functools.cached_property`` without the lock that it has before Python 3.12.
 
-    That lock is one for all objects of the class. A thread that holds it while it computes a value
-    (``Scripts`` asks the server) may do so while another thread forks a process of the pool: then
-    it stays locked in that process, whose first job to publish a step waits for ever.
-    Two threads may compute a value at the same time; either may stay.
+    That lock is one for all objects of the class. Suppose one thread holds it while it computes a
+    value (``Scripts`` asks the server), and another thread forks a pool process at that moment: the
+    child inherits the lock locked. Then the first job in the child that needs the value, to publish
+    a message, waits for ever.
+
+    The value is stored in the object, under the property's name, where Python finds it before the
+    property. Two threads may compute it at the same time; either value may stay.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

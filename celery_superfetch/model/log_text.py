@@ -1,8 +1,10 @@
-"""Filters that keep each log message on one line. Names and texts from Redis are data in a log:
-they may neither begin a line of their own nor control the terminal on which the log is read.
+"""Filters that keep each log message on one line; the traceback below it has its own lines. Names
+and texts from Redis are data in a log: they may neither begin a line of their own nor control the
+terminal on which the log is read.
 
 Each module passes its logger to ``one_line_each`` when it is imported; a worker adds
-``filters_of_celerys_loggers`` (``worker.celerys_logs``). Nothing is stored.
+``filters_of_celerys_loggers`` (``worker.celerys_logs``). ``logging`` calls the filters in the
+thread that logs. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ CELERYS = (
     *("celery.worker.control", "celery.worker.pidbox", "celery.worker.state"),
     *("celery.worker.consumer.gossip", "celery.worker.consumer.mingle"),
 )
-#: Celery's logger of messages that cannot be read: also their errors quote what a producer chooses.
+#: Celery's logger of messages that cannot be read: their tracebacks, too, quote what a producer
+#: chooses.
 CELERYS_UNREAD = "celery.worker.consumer.consumer"
 
-#: How the parts of a traceback begin that are no error: its frames, and how errors belong together.
+#: The first characters of those parts of a traceback that are no error: its frames, and the lines
+#: that link one error to another.
 NO_ERROR = ("  ", "Traceback ", "\n")
 
-#: What of a job Celery's messages name by keyword; an error of a task keeps its lines.
+#: Keywords by which Celery's messages name a job; an error of a task keeps its lines.
 NAMES = "id", "name"
 
 
 class _PrintableNames(logging.Filter):
-    """Escapes what a log message names, as it is formatted; numbers stay as they are."""
+    """A filter that escapes the arguments of a log message; numbers stay as they are."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -45,7 +49,7 @@ class _PrintableNames(logging.Filter):
 
 
 class _PrintableErrors(_PrintableNames):
-    """Escapes the errors in a traceback, too; those that a task raises keep their lines."""
+    """A filter that also escapes the errors in a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
@@ -55,7 +59,7 @@ class _PrintableErrors(_PrintableNames):
 
 
 class _OneLine(_PrintableErrors):
-    """Escapes the message, too: those of this package have one line."""
+    """A filter that also escapes the message itself, so that it has one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.msg, str):
@@ -70,7 +74,8 @@ def _escaped(value: Any) -> Any:
 
 
 class _Text:
-    """An error, a report or another object as it is formatted, on one line."""
+    """A wrapper of an error, a report or another object, whose ``str`` and ``repr`` are one
+    line."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -85,8 +90,8 @@ class _Text:
 def _traceback(error: BaseException) -> str:
     """Return a traceback as a log has it, in which each error is one line.
 
-    Where user code keeps it from being formatted, return the name of the error's class: what a
-    filter raises ends the caller of the logger, and not only the message.
+    Where user code keeps it from being formatted, return the name of the error's class: an
+    exception in a filter would be raised in the code that logs.
     """
     if loggable(error) is None:
         return f"{class_name(error)}: its traceback cannot be formatted"
@@ -100,14 +105,14 @@ _one_line, _printable_names, _printable_errors = _OneLine(), _PrintableNames(), 
 
 
 def one_line_each(logger: logging.Logger) -> logging.Logger:
-    """Return ``logger``, each of whose messages is one line from here on."""
+    """Add the filter to ``logger``, each of whose messages is one line from then on; return it."""
     logger.addFilter(_one_line)
     return logger
 
 
 def filters_of_celerys_loggers() -> Iterator[tuple[str, logging.Filter]]:
-    """Yield the names of Celery's loggers that name jobs, each with the filter that escapes the
-    names; producers choose these."""
+    """Yield the names of Celery's loggers that log names which other processes choose, each with
+    the filter that escapes the names."""
     for name in CELERYS:
         yield name, _printable_names
     yield CELERYS_UNREAD, _printable_errors

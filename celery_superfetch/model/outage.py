@@ -1,5 +1,9 @@
-"""Keeps an outage of a server from filling the log. A worker's maintenance thread has one
-``Outage`` for each owner; it is in memory alone."""
+"""Keeps an outage of the Redis server from filling the log.
+
+A worker's maintenance thread (``worker/maintenance.py``) has one ``Outage`` for each owner: a
+worker has an owner in each database that it claims jobs from, and each may be on another server. It
+is in memory alone; after a death the next worker logs the outage again.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ OUTAGE_LOG_INTERVAL_S = 60.0  # between two lines of an outage that goes on
 
 
 class Outage:
-    """The log lines of one activity that fails while the server is away and is tried again each
-    second: one at the begin, one a minute, one at the end."""
+    """The log lines of one activity that fails while its server is away, and that its caller tries
+    again each second: one line at the begin, one a minute, one at the end."""
 
     def __init__(self, logger: logging.Logger, interval_s: float = OUTAGE_LOG_INTERVAL_S) -> None:
         self._logger, self._interval_s = logger, interval_s
@@ -32,11 +36,12 @@ class Outage:
         if now >= self._next_line:
             level, self._next_line = logging.WARNING, now + self._interval_s
             if now > self._began:
-                text, values = f"{text} This lasts for %.0f s.", (*values, now - self._began)
+                text, values = f"{text} This has lasted for %.0f s.", (*values, now - self._began)
         self._logger.log(level, text, *values)
 
     def ended(self, text: str) -> None:
-        """Log that a try succeeded, after one that failed; ``text`` says what works again."""
+        """Log that a try succeeded after one that failed; do nothing if the last try succeeded as
+        well. ``text`` says what works again."""
         if self._began is not None:
             seconds, self._began = monotonic() - self._began, None
             self._logger.info("%s again, after %.0f s.", text, seconds)

@@ -1,7 +1,8 @@
-"""Readers of values in Redis, where any client of the database may have written nonsense. They fall
-back to a default, so that one odd record stops no pass, no `status` and no metrics.
+"""Functions that read values from Redis, where any client of the database may have written
+nonsense. They return a default instead of raising: one broken value must not stop a reaper's pass
+over all owners, `status` or the metrics.
 
-The classes of ``store``, and of this room, call them. Pure functions: a death loses nothing.
+The classes of ``store`` and ``model`` call them. Pure functions: a death loses nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 #: The greatest whole number that a script can read exactly: Lua has nothing but doubles.
-GREATEST = 2**53
+WHOLE_MAX = 2**53
 WHOLE = re.compile(r"-?[0-9]+", re.ASCII)
 
 
@@ -29,12 +30,13 @@ def read_as(read: Callable[[Any], Any], value: Any, default: T) -> T:
 
 
 def whole(value: Any, default: int = 0) -> int:
-    """Return a whole number; ``default`` where it is none, or greater than ``GREATEST``. Scripts
-    read text in the same way (``counter`` in ``shared.lua``)."""
+    """Return a whole number; ``default`` where the value is not one, or further from 0 than
+    ``WHOLE_MAX``. A float is cut to its whole part. Scripts read text in the same way (``counter``
+    in ``shared.lua``)."""
     if isinstance(value, (str, bytes)) and not WHOLE.fullmatch(_as_text(value)):
         return default
     number = read_as(int, value, default)
-    return number if abs(number) <= GREATEST else default
+    return number if abs(number) <= WHOLE_MAX else default
 
 
 def _as_text(value: str | bytes) -> str:
@@ -42,16 +44,19 @@ def _as_text(value: str | bytes) -> str:
 
 
 def real(value: Any, default: float = 0.0) -> float:
-    """Return a finite number; ``default`` where it is none, or greater than ``GREATEST``."""
+    """Return a finite number; ``default`` where the value is not one, or further from 0 than
+    ``WHOLE_MAX``."""
     number = read_as(float, value, default)
-    return number if isfinite(number) and abs(number) <= GREATEST else default
+    return number if isfinite(number) and abs(number) <= WHOLE_MAX else default
 
 
 def parsed_json(value: Any, default: T) -> T:
-    """Return a JSON document; ``default`` where it is none, or of another type."""
+    """Return a JSON document; ``default`` where the value is not one, or is of another type than
+    ``default``."""
     return read_as(json.loads, value, default)
 
 
 def text_of(value: Any) -> str:
-    """Return a text that UTF-8 can say; empty where it is none."""
+    """Return a text from JSON as UTF-8 can encode it (half of a surrogate pair becomes ``?``);
+    empty where the value is not text."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""

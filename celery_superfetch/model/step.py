@@ -1,13 +1,18 @@
 """The steps of a job: the messages that Celery publishes because the job ends (callbacks, errbacks,
 the next link of a chain, the body of a chord, a retry, a replacement).
 
-Each step has a name that is the same in each run of the job: a family (which place in the message
-names the signature) and a number. The *steps note* in the owner's private list has the names that
-were published. If the process dies between two steps, the note goes with the job to its next claim,
-and the next run publishes only the rest (``step.lua``).
+Each step has a name that is the same in each run of the job: a family (the place in the job's
+message where its signature stands, such as the callbacks) and a number. A worker that has claimed a
+job has it in a *private list* on the server; the *steps note* is a field beside the job there, with
+the names of the steps that were published. ``step.lua`` writes it together with each step.
 
-``app.steps`` makes a ``Run`` for each run of a job, ``app.task_hooks`` reports to it how far that
-has come, ``app.sender`` asks it whether a message is a step, and ``transport.steps`` publishes it.
+If the process dies between two steps, its ``Run`` is lost, and with it a retry that it held. A
+reaper puts the job back on its queue, and the note into the job's history; the next claim brings it
+along, and the next run publishes only the other steps, and makes the retry again.
+
+``app.steps`` makes a ``Run`` for each run of a job, ``app.task_hooks`` reports to it how far the
+run has come, and gives it the ids of a replacement (``ids_of``). ``app.sender`` asks the ``Run``
+whether a message is a step, and ``transport.step_publishing`` publishes the step.
 """
 
 from __future__ import annotations
@@ -26,13 +31,15 @@ from .job import UNREADABLE
 
 #: Stands in a steps note once the job has ended with its own retry, or with what replaces it: a run
 #: that is recovered after that has nothing left to do.
-ITSELF = "!"
+ENDED_BY_SUCCESSOR = "!"
 
-#: One part of a steps note: a family of steps, and the first and the last number of it that was
-#: published. A family is published in the order of its numbers: 20,000 steps are one part.
+#: One part of a steps note: the digest of a family of steps, and the first and the last of its
+#: numbers that were published. A family is published in the order of its numbers, so 20,000 steps
+#: are one part.
 PUBLISHED = re.compile(r"(\w+):(\d+)-(\d+);")
 
-#: The attributes of a message that name the signatures that follow its job.
+#: The attributes of a message with the *followers* of its job: the signatures of its steps, other
+#: than a retry or a replacement, which no message names beforehand.
 FOLLOWING = ("callbacks", "errbacks", "chord", "chain")
 
 #: Signatures that are not messages themselves: each of their parts is one.
@@ -45,19 +52,20 @@ class Fenced(BaseException):
 
 
 class Claim(NamedTuple):
-    """The claim of a job, for the process that runs it."""
+    """The record on the server that a worker holds a job, as the process that runs it needs it."""
 
-    place: str  # of the database
-    private: str  # the key of the private list that it is in
+    database: str  # its name, so that a message to another one is recognized
+    private: str  # the key of the private list that the job is in
     id: str  # empty: the job was acked before it ran, and has no steps
-    token: int
+    token: int  # the fencing token: greater with each claim of the job
     steps: str = ""  # the steps note that earlier runs have left
     since: float = 0.0  # first claim of the message (s since the epoch; 0: this one, or not known)
 
     @property
     def is_over(self) -> bool:
-        """True if an earlier run has ended with its own retry, or with what replaces the job."""
-        return ITSELF in self.steps
+        """True if the job is over: an earlier run has ended with its retry, or with what replaces
+        the job."""
+        return ENDED_BY_SUCCESSOR in self.steps
 
 
 class Step(NamedTuple):
@@ -65,10 +73,10 @@ class Step(NamedTuple):
 
     run: Run
     task_id: str
-    task: str  # its name
-    family: tuple[Any, ...]
+    task: str  # the name of the task that it sends
+    family: tuple[Any, ...]  # its digest stands in the steps note
     number: int
-    is_itself: bool = False  # the run may end with it: its retry, or what replaces the job
+    is_successor: bool = False  # the run may end with it: its retry, or what replaces the job
 
     def name(self, queue: str = "") -> str:
         """Return its name in the steps note; ``queue`` only where the message goes to several
@@ -85,9 +93,10 @@ def was_published(steps: str, name: str) -> bool:
 
 
 def seed_of(properties: Mapping[str, Any], task_id: str) -> str:
-    """Return what tells a message from others, in each of its deliveries: kombu's delivery tag,
-    made when it was published, and the task id. Neither is enough: senders use a task id again, and
-    some always write the same tag."""
+    """Return the text from which the ids of a job's followers are made: the same in each delivery
+    of the message, and another for each message. It is kombu's delivery tag, made when the message
+    was published, and the task id. Neither is enough: senders use a task id again, and some always
+    write the same tag."""
     return f"{properties.get('delivery_tag')} {task_id}"
 
 
@@ -120,32 +129,34 @@ class Run:
         self.claim, self.task_id, self.title, self.group = claim, task_id, title, group
         self.seed, self.retries = seed, retries
         self.phase = Phase.BEFORE
-        #: Celery, or this package, publishes what follows a job; if not, user code publishes.
+        #: True while Celery, or this package, publishes the followers of the job. Otherwise it is
+        #: user code that publishes.
         self.publishes_followers = False
-        #: What the job's message says, as Celery reads it while what follows the job is published.
+        #: The job's message, as Celery reads it while the followers of the job are published.
         self._published_message: dict[str, Any] = {}
-        #: Celery counts the job in its chord, and may publish the body of that.
+        #: True while Celery counts the job in its chord, and may publish the chord's body.
         self.completes_chord = False
         #: Task ids of what replaces the job, while replace() publishes that.
         self.replaced_by: frozenset[str] = frozenset()
-        #: If this job is a notice: the steps note of the dead-lettered job, whose steps it sends.
+        #: If this job is a notice (it announces a dead-lettered job and publishes its followers):
+        #: the steps note of the dead-lettered job.
         self.earlier = ""
-        #: Calls that publish the retry, or the replacement, until it is known whether the run ends
-        #: with that (the argument says it).
+        #: Calls that publish the retry, or the replacement. They are held until it is known whether
+        #: the run ends with it, which is their argument.
         self.held: list[Callable[[bool], None]] = []
-        #: Task id -> (attribute of the message, number in it) of each step with this id, in the
-        #: order in which Celery publishes them.
+        #: Task id -> (attribute of the message, number in it) of each follower with this id that
+        #: the run publishes itself, in the order in which Celery publishes them.
         self._steps: dict[str, list[tuple[str, int]]] = {}
-        #: Task id -> number of messages counted by ``step``.
+        #: Task id -> number of messages with this id that ``step`` has counted, steps or not.
         self._published: dict[str, int] = defaultdict(int)
-        self._numbers: dict[str, int] = defaultdict(int)  # attribute -> next number
-        #: Attribute -> its signatures as they were copied, and the copy.
+        self._numbers: dict[str, int] = defaultdict(int)  # attribute -> next number for ``_steps``
+        #: Attribute -> its signatures as they were in the message, and the copy with ids.
         self._followers: dict[str, tuple[Any, Any]] = {}
 
     @contextmanager
     def publishing_followers(self, message: dict[str, Any]) -> Iterator[None]:
-        """Publish what follows the job in this block, as between ``begin_publishing`` and
-        ``end_publishing``."""
+        """Mark that the followers of the job are published in this block, as between
+        ``begin_publishing`` and ``end_publishing``."""
         self.begin_publishing(message)
         try:
             yield
@@ -157,8 +168,8 @@ class Run:
         ``end_publishing``, a message with the id of a follower is a step.
 
         Arguments:
-            message: what the job's message says, as Celery reads it meanwhile. Its followers have
-                ids until ``end_publishing``.
+            message: the job's message, as Celery reads it meanwhile. It is changed in place: its
+                followers have ids until ``end_publishing``.
         """
         for name in FOLLOWING:
             if message.get(name):
@@ -175,8 +186,8 @@ class Run:
         self.hide_ids(message)
 
     def hide_ids(self, message: dict[str, Any]) -> None:
-        """Put the followers as the message names them in place of the copies with ids: if user code
-        published one of these by hand, it would have the id of a step."""
+        """Restore the followers as the message named them, in place of the copies with ids: if user
+        code published a copy by hand, that message would have the id of a step."""
         for name, (signatures, copied) in self._followers.items():
             if message.get(name) is copied:
                 message[name] = signatures
@@ -192,7 +203,7 @@ class Run:
         source, copied = self._followers.get(name, (None, None))
         if signatures is not source and signatures is not copied:
             copied = signatures
-            with suppress(*UNREADABLE):  # Celery reports it where it reads the signature
+            with suppress(*UNREADABLE):  # Celery reports a broken signature when it reads it
                 copied = self._copied(name, signatures)
             self._followers[name] = signatures, copied
         return copied
@@ -204,16 +215,17 @@ class Run:
         chord: str | None = None,
         *,
         of_end: bool,
-        is_itself: bool = False,
+        is_successor: bool = False,
     ) -> Step | None:
         """Count one message that Celery publishes for this run, and return the step that it is.
 
         Arguments:
             task_id, task: of the message.
-            chord: the group whose chord the message is a part of. The same task as a part of
-                another chord is another step, without which that chord would never be complete.
-            of_end: it is one of the followers; else it is the job itself, by retry or replacement.
-            is_itself: the run may end with it.
+            chord: the id of the group whose chord the message is a part of. The same task in
+                another chord is another step: if it were taken for the first one and not sent, that
+                chord would never be complete.
+            of_end: it may be a follower; if not, it is the job's retry or replacement.
+            is_successor: as in ``Step``.
 
         Returns:
             None if the message is no step: no follower has its id.
@@ -222,27 +234,29 @@ class Run:
         self._published[key] += 1
         count = self._published[key]
         if not of_end:
-            return Step(self, task_id, task, ("itself",), count, is_itself)
+            return Step(self, task_id, task, ("itself",), count, is_successor)
         known = self._steps.get(task_id, ())
         if not known:
             return None
+        # If Celery sends more messages with this id than followers have it, they are a family of
+        # their own.
         family, number = known[count - 1] if count <= len(known) else (task_id, count)
         return Step(self, task_id, task, (family, chord), number)
 
     def release(self, *, is_over: bool = False) -> None:
-        """Publish what is held. What cannot be published raises and stays held, for another try.
-        ``is_over``: the run has ended with it."""
+        """Publish the retry, or the replacement, that is held. If that raises, it stays held, for
+        another try. ``is_over``: the run has ended with it."""
         while self.held:
             self.held[0](is_over)
             del self.held[0]
 
     def _copied(self, name: str, signatures: Any) -> Any:
-        """Copy one attribute with ids, and count those of its signatures that are steps."""
+        """Copy one attribute with ids, and number those of its signatures that are steps."""
         seed = f"{self.seed} {name}"
         if name != "chain":
             return self._with_ids(name, signatures, seed, errbacks=name == "chord")
-        # Of a chain this run publishes the next link alone, the last of the list; and if the job
-        # fails, the errbacks of the chord that a later link is a part of.
+        # Of a chain this run publishes only the next link, which is the last of the list; and if
+        # the job fails, the errbacks of the chords that later links are parts of.
         links = list(signatures)
         for at, link in enumerate(links):
             if chord := link["options"].get("chord"):
@@ -255,11 +269,11 @@ class Run:
     def _with_ids(
         self, name: str, signature: Any, seed: str, *, direct: bool = True, errbacks: bool = False
     ) -> Any:
-        """Copy a signature with ids, and so what it consists of.
+        """Copy a signature, and all signatures within it, with ids.
 
         Arguments:
-            name: the attribute that it is in.
-            seed: of its id; it says the place in the message.
+            name: the attribute of the message that it is in.
+            seed: its id is made from it: the run's seed, and the signature's place in the message.
             direct: this run publishes it itself; of a chain only the first link.
             errbacks: this run may publish its errbacks, too.
         """
@@ -273,7 +287,7 @@ class Run:
             return signature
         kind, copied = signature.get("subtask_type"), dict(signature)
         options = copied["options"] = dict(signature.get("options") or {})
-        if kind != "chain":  # whose id is that of its last link
+        if kind != "chain":  # a chain has the id of its last link
             self._give_id(name, options, seed, direct=direct and kind not in CONTAINERS)
         if kind in CONTAINERS:
             parts = copied["kwargs"] = dict(signature.get("kwargs") or {})

@@ -1,9 +1,10 @@
-"""The verdict on an owner: whether it is dead, and why, from evidence alone.
+"""The verdict on an owner (the part of a worker that claims jobs): whether it is dead, and why,
+from evidence alone.
 
-``reaper.evidence`` gathers the evidence. Reapers call ``judge`` for each owner in each pass, and a
-worker's maintenance thread each second for peers on its host. Pure functions: a death loses
-nothing.
-"""
+``reaper.evidence`` gathers the evidence. A reaper calls ``judge`` for each owner in each *pass*
+over all owners; a worker's maintenance thread calls it each second for peers on its host;
+`superfetch status` calls it to show the state of an owner. Pure functions: a death loses nothing,
+since the next pass judges again."""
 
 from __future__ import annotations
 
@@ -12,22 +13,24 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """Why an owner was judged as it was; the text goes to logs and ``status``."""
+    """The verdict: dead or alive, and for which reason; its text goes to logs and ``status``."""
 
     # dead
     PROCESS_GONE = "its process is gone"
     PROCESS_ZOMBIE = "its process is a zombie"
-    PID_REUSED = "its pid belongs to another process now"
-    SUPERSEDED = "the same process re-executed and registered anew"
-    HUNG = "it says that its event loop has not turned for its owner_ttl"
-    DISCONNECTED = "its connections are gone and it missed two heartbeats"
+    PID_REUSED = "its pid now belongs to another process"
+    SUPERSEDED = "its process re-executed itself and registered again"
+    HUNG = "it reported that its event loop had not ticked for its owner_ttl"
+    DISCONNECTED = "its connections are closed and it missed two heartbeats"
     SILENT = "no heartbeat for its owner_ttl"
     # alive
-    HEARD = "its heartbeats are heard"
+    HEARD = "its heartbeats arrive"
     RUNNING = "its process runs on this host"
-    RUNNING_SILENT = "its process runs on this host but sends no heartbeat (frozen, or cut off)"
+    RUNNING_SILENT = (
+        "its process runs on this host but sends no heartbeat (frozen, or cut off from Redis)"
+    )
     POOL_LEFT = "its process is gone but its pool processes still run"
-    WATCHED = "silent; not yet for long enough"
+    WATCHED = "its heartbeat is late, but not for long enough yet"
 
     @property
     def dead(self) -> bool:
@@ -43,23 +46,25 @@ MISSED_HEARTBEATS = 2  # after which the loss of an owner's connections counts a
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a judge may know of one owner. Times are seconds."""
+    """The evidence on one owner, from one observer. Times are seconds."""
 
-    heartbeat_interval: float  # the owner's own settings, as it registered them, not the judge's
+    heartbeat_interval: float  # the owner's setting, as it registered it, not the observer's
     owner_ttl: float
-    #: How long the judge *watched* the owner's heartbeat stand still; None: not watched yet.
-    silent_for: float | None = None
-    process: Reason | None = None  # ``look_at`` on the judge's own host; None: not the same ground
+    #: Seconds for which the observer has watched the owner without seeing a heartbeat; None: it has
+    #: not watched.
+    staleness_s: float | None = None
+    process: Reason | None = None  # ``look_at`` on the observer's host; None: the owner is remote
     hung: bool = False  # its last heartbeat said so: its event loop starts and settles no jobs
     superseded: bool = False  # a newer program of the same process has registered
-    pool_left: bool = False  # pool processes it registered still run (asked on the same ground)
-    #: Whether the server still has its connections; None: unusable (proxy, ACL, other run id).
+    pool_left: bool = False  # pool processes of it still run (known on the same host alone)
+    #: Whether the server still has its connections; None: that cannot be known (a proxy or an ACL
+    #: hides them, or they were those of another server, with another run id).
     connected: bool | None = None
 
 
 def judge(evidence: Evidence) -> Reason:
     """Return the verdict, by the table of docs/inside/how_it_works.md, row by row."""
-    silent = evidence.silent_for or 0.0
+    silent = evidence.staleness_s or 0.0
     missed = silent >= MISSED_HEARTBEATS * evidence.heartbeat_interval
     if evidence.superseded:
         return Reason.SUPERSEDED
@@ -67,11 +72,12 @@ def judge(evidence: Evidence) -> Reason:
         return Reason.HUNG
     if evidence.process is Reason.RUNNING:
         return Reason.RUNNING_SILENT if missed else Reason.RUNNING
-    # PID_REUSED may be an error: if a clock was set, a start time can be read as another one. An
-    # owner with recent heartbeats lives.
+    # From here on the process is not running, or the owner is on another host. PID_REUSED may be an
+    # error: if a clock was set, a start time can be read as another one. So it does not count
+    # against an owner with recent heartbeats.
     if evidence.process is not None and (missed or evidence.process is not Reason.PID_REUSED):
-        # Pool processes that outlive their parent may still be at work on its jobs, but for no
-        # longer than two heartbeats.
+        # Pool processes that outlive their parent may still run its jobs. They are given two
+        # heartbeat intervals to end.
         if evidence.pool_left and not missed:
             return Reason.POOL_LEFT
         return evidence.process

@@ -1,5 +1,11 @@
-"""The process that the drill may kill: what this host and the server say of a pid, never a record
-alone. A writer of the database can forge a record, and name any process in it."""
+"""Checks that a pid in an owner's record is really a worker that `superfetch drill` may kill, and
+kills it. (The drill kills a worker on purpose, to show that its jobs are recovered.) The record
+alone is not enough: any client that can write to Redis can forge one, and name any process in it.
+
+``console/drill.py`` calls ``worker_at`` and ``has_socket``, and the command ``kill_tree``, in the
+command's own process. If that dies in ``kill_tree``, the worker is dead and some of its pool
+processes may still run; these end when they find that their parent is gone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,8 @@ from .process import ProcessImage, start_time
 
 
 class NotAWorker(Exception):
-    """This host says that a pid is no worker of this user; the text completes "pid 7"."""
+    """The process may not be killed, mostly since it is no worker of this user; the text continues
+    a sentence that begins with "pid 7"."""
 
 
 def worker_at(image: ProcessImage) -> Process:
@@ -34,32 +41,35 @@ def worker_at(image: ProcessImage) -> Process:
             raise NotAWorker("is this command, or a process that started it")
         if set(process.uids()) != {os.getuid()}:
             raise NotAWorker(
-                f"belongs to user {process.username()}: call the drill as that user of this host"
+                f"belongs to user {process.username()}: run the drill as that user on this host"
             )
         if not is_worker_command(process.cmdline()):
-            raise NotAWorker(f"is no `celery ... worker`, it is: {command_line_of(process)}")
+            raise NotAWorker(f"is not a `celery ... worker` process: {command_line_of(process)}")
     except psutil.NoSuchProcess:
         raise ProcessLookupError(pid) from None
     except psutil.AccessDenied:
-        raise NotAWorker("may not be looked at by this user") from None
+        raise NotAWorker("cannot be inspected by this user") from None
     return process
 
 
 def is_worker_command(words: Sequence[str]) -> bool:
-    """Return whether a command line is that of a Celery worker, also of one that setproctitle has
-    renamed (``[celeryd: w1@host:MainProcess] -active- (worker -A shop)``)."""
+    """Return whether a command line may be that of a Celery worker: it has the word ``worker``, and
+    a name that begins with ``celery``. So has one that setproctitle has renamed (``[celeryd:
+    w1@host:MainProcess] -active- (worker -A shop)``)."""
     names = {PurePosixPath(word).name for word in re.split(r"[\s\[\]():]+", " ".join(words))}
     return "worker" in names and any(name.startswith("celery") for name in names)
 
 
 def command_line_of(process: Process) -> str:
-    """Return a process's command line for a terminal, without the passwords of URLs."""
+    """Return a process's command line without the users and passwords in URLs. The caller escapes
+    it for the terminal."""
     return re.sub(r"://[^@/\s]*@", "://***@", " ".join(process.cmdline()))
 
 
 def has_socket(process: Process, addresses: Collection[str]) -> bool:
     """Return whether one of the process's sockets has one of these addresses (``host:port``, as
-    CLIENT LIST writes them)."""
+    CLIENT LIST writes them): then the server confirms that the process is the owner. False also if
+    this user may not see the sockets."""
     # psutil before 6 has the older name.
     connections = getattr(process, "net_connections", None) or process.connections
     with suppress(psutil.Error):
@@ -69,7 +79,7 @@ def has_socket(process: Process, addresses: Collection[str]) -> bool:
 
 
 def kill_tree(process: Process) -> None:
-    """Kill a process and all that it started, as the kernel does when it is short of memory. Raises
+    """Kill a process and all that it started, as at the end of a container. Raises
     ProcessLookupError if it is gone; psutil never signals another process that has its pid."""
     try:
         family = process.children(recursive=True)
@@ -77,9 +87,10 @@ def kill_tree(process: Process) -> None:
     except psutil.NoSuchProcess:
         raise ProcessLookupError(process.pid) from None
     except psutil.AccessDenied:
-        raise NotAWorker("may not be killed by this user") from None
+        raise NotAWorker("cannot be killed by this user") from None
     for child in family:
-        # It has ended, or runs as another user; the worker's own end was not prevented by that.
+        # If this one has ended already, or runs as another user, the worker itself is dead all the
+        # same.
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             child.kill()
 

@@ -1,9 +1,14 @@
 """This process as an owner of jobs: its registration, its leases, its settlement, its heartbeats.
 
-The transport joins before its first claim and leaves when a channel closes; the fetch loop claims;
-a worker's maintenance thread calls ``catch_up``, in a plain consumer the fetch loop does;
-``process_owners`` makes owners and ends them at the exit of the process. If the process dies, its
-record and its jobs stay on the server, and a peer's reaper recovers them.
+``process_owners`` makes the owners of a process, and ends them when it exits. A channel of the
+transport joins before its first claim, claims by its fetch loop, and leaves when it closes. A
+worker's maintenance thread calls ``catch_up``; in a plain consumer the fetch loop does. The
+heartbeat thread calls the methods of ``HeartbeatListener``.
+
+If the process dies, its record and its jobs stay on the server, and a peer's reaper recovers the
+jobs. They are in the owner's *private list* (jobs that it has claimed) and *landing lists* (where a
+blocking read puts a job, which *lands* there before it is claimed). Deferred calls are in memory
+alone; the reaper also requeues the landed jobs that such a call would have requeued.
 """
 
 from __future__ import annotations
@@ -22,85 +27,96 @@ from redis.exceptions import RedisError
 
 from ..errors import ForkedConnection
 from ..model.config import Config
-from ..model.facts import HUNG, Facts
 from ..model.job import digest
 from ..model.log_text import one_line_each
-from ..model.place import Place
+from ..model.owner_rank import OwnerRank
+from ..model.owner_record import HUNG, OwnerRecord
 from ..model.process import ProcessImage, own_pid
-from ..model.silence import Silence
+from ..model.staleness import StalenessTracker
 from ..store.database import Database
-from ..store.holdings import Holdings
+from ..store.in_flight_jobs import InFlightJobs
+from ..store.owner_registry import Heartbeat
 from ..store.private_lists import PrivateLists
-from ..store.redis.clients import Home
+from ..store.redis.clients import PrimaryGuard
 from ..store.redis.connections import Params, without_retries
 from ..store.redis.pools import SharedPool, shared_pool
 from ..store.redis.server import check_server
-from ..store.registry import Heartbeat
 from .heartbeat import HeartbeatSession
 from .heartbeat_thread import HeartbeatThread
-from .in_flight.executor import CONSUMER, Executor
+from .in_flight.executor import NO_POOL, Executor
 from .in_flight.in_flight import Fetched, InFlight
 from .in_flight.settlement import Settlement
 from .in_flight.suspect_claims import SuspectClaims
 
 logger = one_line_each(logging.getLogger(__name__))
 
-REGISTRATIONS = 3  # times in a row that a claim may find its owner unregistered
+REGISTRATIONS_MAX = 3  # tries of a claim, each of which may find this owner unregistered
 
-#: Number of queue lists from which no channel claims any more at which they are unregistered. Up to
-#: that they stay, so that a channel that comes back to one need not register it again. More would
-#: cost: each observer of this owner reads all of them.
+#: If so many queue lists in the owner record are no longer claimed from, they are removed from it.
+#: Fewer stay, so that a channel that comes back to one need not register it again. More would cost:
+#: each observer of this owner reads all of them.
 MANY_UNUSED = 100
 
-BLOCK_TIMEOUT = 20  # seconds a blocking claim may take; one of a dead process can land until then
+#: Seconds for which a blocking read waits for a job. After the death of its process, a job may land
+#: for so long.
+BLOCK_TIMEOUT = 20
 
 T = TypeVar("T")
 
-#: How the server lost an owner -> what the log says.
-LOST = {
-    "reaped": "Worker declared dead (owner=%s): the server got no heartbeat of it within its "
-    "limits. The process was frozen, its event loop hung, or it was cut off from the server. A "
-    "peer recovered its jobs: those that run here may run twice, the others do not start here.",
-    "unknown": "The server no longer knows owner=%s: its keys were flushed, deleted or evicted, "
-    "or the server restarted empty. Jobs of this worker that the server still has are requeued; "
-    "those that run may run twice; those that it no longer has are logged as lost. Look for "
-    "FLUSHALL, FLUSHDB and DEL, set maxmemory-policy to noeviction, and turn persistence on.",
+#: ``how`` of ``on_owner_lost`` -> the text for the log.
+TEXT_BY_LOSS = {
+    "reaped": "This worker was declared dead (owner=%s): no heartbeat reached Redis within its "
+    "limits. Its jobs were recovered: those that are running here may run twice, the "
+    "others do not start here. Check whether the process was frozen, hung, or cut off "
+    "from Redis.",
+    "unknown": "Redis no longer knows this worker (owner=%s): its keys were flushed, deleted or "
+    "evicted, or Redis restarted empty. Jobs that Redis still has are requeued, "
+    "running ones may run twice, missing ones are logged as lost. Look for FLUSHALL, "
+    "DEL, eviction and disabled persistence.",
 }
 
 
 class Owner:
     """This process in one database, shared by all its channels there, with the options of the first
-    channel. Thread-safe. Its session calls it as its ``HeartbeatListener``.
+    channel. Thread-safe. Its heartbeat session calls it as its ``HeartbeatListener``.
 
     Arguments:
-        elsewhere: the failover targets: servers that may take over from that of ``params``.
-        runner: runs the jobs.
+        failover_targets: servers that may take over from that of ``params``.
+        executor: runs the jobs.
     """
 
     def __init__(
         self,
         params: Params,
         config: Config,
-        elsewhere: Sequence[Params] = (),
-        runner: Executor = CONSUMER,
+        failover_targets: Sequence[Params] = (),
+        executor: Executor = NO_POOL,
     ) -> None:
         self.config = config
-        self.runner = runner
+        self.executor = executor
         self.pid = own_pid()
-        home, params = Home(), without_retries(params)
-        if hasattr(params.get("connection_class"), "replaceable"):  # made by ``following``
-            params["home"] = home  # its connections refuse a server without the heartbeats
+        primary_guard, params = PrimaryGuard(), without_retries(params)
+        if hasattr(params.get("connection_class"), "replaceable"):
+            # The class was made by ``following`` (``store/redis/connections.py``). With a
+            # ``primary_guard`` its connections refuse each server but the one that gets this
+            # owner's heartbeats.
+            params["primary_guard"] = primary_guard
         #: For all commands but those of the heartbeats and of the blocking reads.
         self.client = Redis(connection_pool=_pool_for(params))
         self.database = Database(self.client, config)
-        self.database.is_registered = runner.is_registered
+        self.database.is_registered = executor.is_registered
         #: Its jobs in flight, each with a lease.
-        self.leases = InFlight(self.database, runner)
+        self.leases = InFlight(self.database, executor)
         self.suspects = SuspectClaims(self.leases)
         self.settlement = Settlement(self.leases, self.suspects)
-        first_record = Facts.mine("", ProcessImage.current(), config)
+        first_record = OwnerRecord.of_process("", ProcessImage.current(), config)
         self.heartbeat_session = HeartbeatSession(
-            params, config, home, first_record, listener=self, failover_targets=elsewhere
+            params,
+            config,
+            primary_guard,
+            first_record,
+            listener=self,
+            failover_targets=failover_targets,
         )
         #: Set (by a signal handler, too) when the process is to stop: it claims and starts no more.
         self.stopping = False
@@ -110,16 +126,21 @@ class Owner:
         #: Deferred calls, which ``catch_up`` makes: those that take long, those that come up in a
         #: thread that must not wait (the heartbeat thread), and those that failed while the server
         #: was away.
-        self.overdue: deque[Callable[[], object]] = deque()
+        self.deferred_calls: deque[Callable[[], object]] = deque()
         #: Ids of its blocking connections, which the reaper closes when it reaps this owner.
         self.blocking: set[int] = set()
         #: Its blocking reads that wait at this moment.
         self.armed_reads: set[object] = set()
-        #: Its place among the owners of the same queue lists, as of the last heartbeat.
-        self.place = Place()
-        #: As in ``Facts``; the maintenance thread sets it, and the next heartbeat sends it.
+        #: The rank of this owner among the owners of the same queue lists, and how many of them
+        #: wait for jobs, as of the last heartbeat.
+        self.rank = OwnerRank()
+        #: The queues that are paused, as of the last heartbeat, and those that a claim found paused
+        #: since: no channel claims from them, or waits for their jobs.
+        self.paused: frozenset[str] = frozenset()
+        #: As in ``OwnerRecord``; the maintenance thread sets it, and the next heartbeat sends it.
         self.started_jobs: tuple[tuple[int, int], ...] = ()
-        #: How many times the connections were replaced after failed heartbeats.
+        self.memory = 0  # as ``started_jobs``
+        #: Number of times that the connections were replaced after failed heartbeats.
         self.outages = 0
         self._lists_by_user: dict[int, Mapping[str, int]] = {}
         #: The queue lists from which some channel claims.
@@ -134,14 +155,14 @@ class Owner:
     # -- what the server knows of it
 
     @property
-    def facts(self) -> Facts:
+    def record(self) -> OwnerRecord:
         """The owner record as the server has it."""
-        return self.heartbeat_session.facts
+        return self.heartbeat_session.record
 
     @property
     def name(self) -> str:
         """``host|pid|nonce``; empty while it is not registered."""
-        return self.facts.owner
+        return self.record.owner
 
     @property
     def params(self) -> Params:
@@ -149,14 +170,14 @@ class Owner:
         return self.heartbeat_session.params
 
     @property
-    def neighbours(self) -> tuple[str, ...]:
+    def host_peers(self) -> tuple[str, ...]:
         """The other owners of this host, as of the last heartbeat."""
-        return tuple(name for name in self.heartbeat_session.neighbours if name != self.name)
+        return tuple(name for name in self.heartbeat_session.host_owners if name != self.name)
 
     @property
-    def silence(self) -> Silence:
+    def staleness(self) -> StalenessTracker:
         """The staleness of the other owners, as this process has watched it."""
-        return self.heartbeat_session.silence
+        return self.heartbeat_session.staleness
 
     @property
     def private_lists(self) -> PrivateLists:
@@ -169,8 +190,8 @@ class Owner:
         """Raise ForkedConnection in a child that inherited this; it would claim for its parent."""
         if self.pid != own_pid():
             raise ForkedConnection(
-                f"this connection was made by process {self.pid}, before process {own_pid()} was "
-                "forked: open a new one in the child"
+                f"this connection belongs to process {self.pid}, and this is its child, process "
+                f"{own_pid()}: open a new connection in the child"
             )
 
     def join(self, user: int, lists: Mapping[str, int]) -> None:
@@ -180,7 +201,7 @@ class Owner:
         Raises UnsupportedBroker if the server cannot carry the guarantee.
         """
         with self._lock:
-            first, registered = not self.name, self.facts.lists
+            first, registered = not self.name, self.record.lists
             self._lists_by_user[user] = lists
             self._note_consumed()
             new = {name: ms for name, ms in lists.items() if registered.get(name) != ms}
@@ -188,7 +209,7 @@ class Owner:
                 return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
-                self.stopping = self.failing = False  # it left, and comes back
+                self.stopping = self.failing = False  # of its earlier registration, if it left
             register = self.heartbeat_session.register
             self._by_heartbeat_thread(partial(register, new, unused=self._unused()))
             if self._lost_name:
@@ -205,14 +226,14 @@ class Owner:
     def _unused(self) -> Collection[str]:
         """Return the queue lists from which no channel claims any more, if they are many and this
         owner surely has no job of them."""
-        unused = self.facts.lists.keys() - self._consumed
+        unused = self.record.lists.keys() - self._consumed
         if len(unused) < MANY_UNUSED or not self.leases.lost_claims.none_left:
             return ()
-        return unused - Holdings(self.database).of([self.name])[self.name].lists.keys()
+        return unused - InFlightJobs(self.database).counts([self.name])[self.name].lists.keys()
 
     def _by_heartbeat_thread(self, act: Callable[[], T]) -> T:
         thread = self._heartbeat_thread
-        return thread.ask(act) if thread is not None else act()
+        return thread.call(act) if thread is not None else act()
 
     def heartbeat(self) -> Heartbeat:
         """Send a heartbeat now; return the server's answer."""
@@ -235,54 +256,61 @@ class Owner:
             return True
 
     def claim(self, lists: Sequence[str], *asked: Any) -> Fetched:
-        """Claim, as ``InFlight.claim``; register first if the server does not know this owner."""
-        for _ in range(REGISTRATIONS):
+        """Claim, as ``InFlight.claim``. If the server does not know this owner, nothing is claimed:
+        register and claim again, ``REGISTRATIONS_MAX`` times in all. If the server forgets the
+        owner each time, return the last result, which has no jobs (``claims.registered`` is
+        False)."""
+        for _ in range(REGISTRATIONS_MAX):
             fetched = self.leases.claim(self.name, lists, *asked)
             if fetched.claims.registered:
                 break
             self.heartbeat()
         return fetched
 
-    def unland(self, owner: str, lists: Iterable[str]) -> None:
-        """Return to its queues what has landed for ``owner``, a present or former name of this
-        process. If the server cannot be asked now, that is a deferred call."""
+    def return_landed(self, owner: str, lists: Iterable[str]) -> None:
+        """Requeue the jobs that have landed for ``owner``, a present or former name of this
+        process. If the server cannot be reached now, a deferred call does it."""
         expires = {name: self.leases.pending.expires.get(name, 0) for name in lists}
         try:
-            self.private_lists.unland(owner, expires)
-        except BaseException as exc:  # also what a signal handler raises: no claim names the job
-            self.overdue.append(partial(self.private_lists.unland, owner, expires))
+            self.private_lists.return_landed(owner, expires)
+        except BaseException as exc:
+            # Also what a signal handler raises: without the call the job would stay in its landing
+            # list, since no claim names it.
+            self.deferred_calls.append(partial(self.private_lists.return_landed, owner, expires))
             if not isinstance(exc, RedisError):
                 raise
 
     def reconcile(self) -> int:
-        """Requeue jobs that the server has for this owner without a lease; return how many."""
-        return self.leases.lost_claims.reconcile(self.name, self.facts.lists)
+        """Reconcile: requeue the jobs that the server has for this owner and that have no lease in
+        this process; return how many. It is due after a reply was lost."""
+        return self.leases.lost_claims.reconcile(self.name, self.record.lists)
 
     @property
     def busy(self) -> bool:
-        """Whether a job runs, or may run."""
-        return self.runner.busy(self.leases.has_unsettled)
+        """True if a job runs, or may run."""
+        return self.executor.busy(self.leases.has_unsettled)
 
     @property
     def has_deferred_calls(self) -> bool:
         """True if ``catch_up`` has deferred calls to make, or lost jobs to examine."""
-        return bool(self.overdue or self.leases.pending.lost_jobs)
+        return bool(self.deferred_calls or self.leases.pending.lost_jobs)
 
     def catch_up(self) -> None:
         """Make the deferred calls and send what is pending; what fails now stays deferred."""
-        # First: one may replace the connections by which the acks would go.
-        for _ in range(len(self.overdue)):
+        # The calls come first: one of them may replace the connections that would send the acks.
+        for _ in range(len(self.deferred_calls)):
             try:
-                act = self.overdue.popleft()
+                act = self.deferred_calls.popleft()
             except IndexError:  # another thread was faster
                 break
             try:
                 act()
             except BaseException as exc:
                 # An error of another kind would only repeat. The end of a greenlet, or what a
-                # signal handler raises, says nothing of the call: a landed job would stay unseen.
+                # signal handler raises, says nothing about the call: if it were dropped, a landed
+                # job would stay in its landing list.
                 if isinstance(exc, (RedisError, OSError)) or not isinstance(exc, Exception):
-                    self.overdue.append(act)
+                    self.deferred_calls.append(act)
                 raise
         self.leases.flush()
         self.leases.pending.lost_jobs.examine()
@@ -292,39 +320,41 @@ class Owner:
         unregister. An error of the server is logged, not raised.
 
         Arguments:
-            may_land: whether a blocking read may still bring a job: then a tombstone stays on the
-                server, by which reapers find and requeue such a job.
+            may_land: whether a blocking read may still bring a job. Then a *tombstone* (a mark of
+                an owner that is gone) stays on the server, by which reapers find the job and
+                requeue it.
         """
 
         def settle() -> None:
             try:
                 self._settle()
-            finally:  # pending leases are no reason to stay registered for this channel
+            finally:  # also after an error: this channel must not keep the owner registered
                 with self._lock:
                     self._lists_by_user.pop(user, None)
                     self._note_consumed()
                     if not self._lists_by_user and self.name and self.leases.is_empty:
                         self._end(tombstone=BLOCK_TIMEOUT if may_land else 0)
 
-        # Where no channel comes after this one, nothing else would send the rest.
+        # Two tries: if this is the last channel, no later call would send what is pending.
         if exc := self._try(settle, 2):
             logger.warning(
-                "Could not settle at the channel's close: %s. What is left stays in the "
-                "private lists; it is settled when the server answers, or recovered.",
+                "Acks and requeues were not sent when a channel closed (owner=%s): %s. The jobs "
+                "stay in the private list, until Redis answers or another worker recovers them.",
+                self.name,
                 exc,
             )
 
     def _settle(self) -> None:
         """Send what is pending, and reconcile if a reply was lost."""
         self.leases.flush()
-        if self.leases.doubt:
+        if self.leases.needs_reconcile:
             self.reconcile()
         self.leases.pending.lost_jobs.examine()
 
     def _try(self, act: Callable[[], object], tries: int) -> Exception | None:
         """Call ``act`` until it succeeds, ``tries`` times at most; return its last error. If the
-        server has restarted, one try may fail by an idle connection of the pool that is lost, and
-        another by that of the heartbeats."""
+        server has restarted, one try may meet a lost connection of the pool, and another the lost
+        connection of the heartbeats."""
         for _ in range(tries):
             try:
                 act()
@@ -354,13 +384,14 @@ class Owner:
         with self._lock:
             if exc := self._try(settle, 3):
                 logger.warning(
-                    "Owner %s could not leave in order (%s); its jobs are recovered by another "
-                    "worker's reaper.",
+                    "Worker could not unregister at its end (owner=%s): %s. Another worker "
+                    "recovers its jobs. Check whether Redis answers.",
                     self.name,
                     exc,
                 )
                 if self._heartbeat_thread is not None:
-                    # A living owner would keep its jobs from all other workers.
+                    # With further heartbeats no peer would declare this owner dead, and no reaper
+                    # would recover its jobs.
                     self._heartbeat_thread.stopped = True
 
     def _end(self, tombstone: float) -> None:
@@ -368,27 +399,30 @@ class Owner:
         left = self._by_heartbeat_thread(partial(self.heartbeat_session.leave, tombstone))
         if left > 0:
             logger.warning(
-                "Owner %s still has %d jobs and stays registered: another worker recovers them "
-                "when this process has ended.",
+                "Worker leaves with jobs in flight (owner=%s, jobs=%d) and stays registered: "
+                "another worker recovers them when this process has ended.",
                 owner,
                 left,
             )
             return
-        if left < 0:
+        if left < 0:  # a peer has declared this owner dead
             self._give_up(owner, "reaped", "")
         self._heartbeat_thread = None
         self.leases.release_connection()
         cast("SharedPool", self.client.connection_pool).leave(self)
 
-    # -- HeartbeatListener: see there who calls these methods, and what they must not do
+    # -- HeartbeatListener: its docstring says who calls these methods, and what they must not do
 
-    def describe(self, record: Facts) -> Facts:
-        runner = self.runner
+    def describe(self, record: OwnerRecord) -> OwnerRecord:
+        executor = self.executor
         return record.with_(
-            node=runner.node,
-            tasks=runner.tasks,
+            node=executor.node,
+            tasks=executor.tasks,
             connections=tuple(self.blocking),
-            pool=tuple(runner.pids()),
+            pool=tuple(executor.pids()),
+            pool_name=executor.pool_name,
+            slots=executor.slots,
+            memory=self.memory,
             unconsumed=tuple(sorted(record.lists.keys() - self._consumed)),
             group=self._group,
             started_jobs=self.started_jobs,
@@ -398,67 +432,71 @@ class Owner:
         return bool(self.armed_reads)
 
     def loop_ticks(self) -> int:
-        return self.runner.turns()
+        return self.executor.tick_count()
 
-    def on_answer(self, record: Facts, answer: Heartbeat, asked: float) -> None:
+    def on_answer(self, record: OwnerRecord, answer: Heartbeat, asked: float) -> None:
         self.leases.pending.expires = record.lists
         self.suspects.lists = answer.probation
-        self.place = answer.place
-        self.leases.pending.parking.heard(answer.now, answer.due, asked)
+        self.rank = answer.rank
+        self.paused = answer.paused
+        self.leases.pending.parking.note_answer(answer.now, answer.due, asked)
         if record.state != HUNG:
-            self.leases.permit.heard(record.owner, asked)
+            self.leases.permit.renew(record.owner, asked)
 
     def on_hung(self) -> None:
         self.leases.permit.end()
 
     def on_outage_over(self) -> None:
-        self.overdue.append(self._replace_connections)
+        self.deferred_calls.append(self._replace_connections)
 
     def on_possible_rollback(self) -> None:
-        self.leases.doubt = True
+        self.leases.needs_reconcile = True
 
     def on_server_restarted(self) -> None:
-        self.leases.doubt = True
+        self.leases.needs_reconcile = True
         self.leases.pending.lost_jobs.server_restarted_at = time()
 
     def on_owner_lost(self, owner: str, how: str, new: str) -> None:
-        self.overdue.append(partial(self._give_up, owner, how, new))
+        self.deferred_calls.append(partial(self._give_up, owner, how, new))
         if how == "unknown":
-            self.overdue.append(self.leases.pending.lost_jobs.record_data_loss)
+            self.deferred_calls.append(self.leases.pending.lost_jobs.record_data_loss)
 
     def on_failover(self, params: Params) -> None:
-        # All users of the client come along; commands that are under way fail by themselves.
+        # Each user of the client has the new pool by this; commands that are under way fail on
+        # their old connections.
         old, self.client.connection_pool = self.client.connection_pool, _pool_for(params)
         old.disconnect(inuse_connections=False)
-        self.leases.doubt = True
+        self.leases.needs_reconcile = True
 
     def _replace_connections(self) -> None:
-        """Close idle connections: after an outage they may be dead and not show it, since a
-        firewall drops packets without an answer."""
+        """Close idle connections: after an outage they may be dead without any sign, since a
+        firewall may drop packets without an answer."""
         self.leases.release_connection()
         self.client.connection_pool.disconnect(inuse_connections=False)
         self.outages += 1
 
     def _give_up(self, owner: str, how: str, new: str) -> None:
-        """Log that the server lost a name of this process (``how``). Announce for each of its
-        running jobs that ownership was lost (log, counter, signal), and requeue the others.
-        ``new``: the name that this process has now, if any."""
-        logger.warning(LOST[how], owner)
+        """Log that the server lost a name of this process (``how``: ``reaped`` or ``unknown``).
+        Announce for each running job of that name that its ownership was lost (log, counter,
+        signal), and requeue the jobs that wait. ``new``: the name that this process has now, if
+        any."""
+        logger.warning(TEXT_BY_LOSS[how], owner)
         self.leases.lose_all(owner)
         if new:
             _log_successor(owner, new)
         else:
-            # Its last channel has closed. The next one registers this process under another name.
+            # The last channel has closed. The next channel registers this process under a new name.
             self._lost_name = owner
 
 
 def _log_successor(owner: str, new: str) -> None:
-    logger.warning("Owner %s goes on as owner %s.", owner, new)
+    logger.info("Worker registered again under a new id (owner_before=%s, owner=%s).", owner, new)
 
 
 def _pool_for(params: Params) -> SharedPool:
-    """Return the pool of this process at a server. Its channels use the same pool, unless Sentinel
-    or a cluster may name another primary to one of them (those have a ``home``)."""
+    """Return the pool of this process at a server. The channels use the same pool, unless Sentinels
+    or a cluster choose the primary: then the owner has a pool of its own, whose connections have a
+    ``primary_guard`` and so refuse a primary without the owner's heartbeats."""
     if params.get("slot") is None and "connection_pool" not in params:
-        params = {name: value for name, value in params.items() if name != "home"}
+        params = {name: value for name, value in params.items() if name != "primary_guard"}
     return shared_pool(params)

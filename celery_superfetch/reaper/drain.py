@@ -1,10 +1,18 @@
-"""Takes back the jobs of one dead owner: each goes to its queue, on probation, or to the dead set.
+"""Empties the private list of one dead owner: the jobs in Redis that this process had claimed.
 
-`Reaper` calls this after it has marked an owner as reaped: in a worker's maintenance thread and at
-its start, in beat's reap task, and in the command `superfetch reap` (`superfetch drain` has a loop
-of its own). If that process dies in the middle, the jobs that it has not moved yet are still in the
-owner's private list. The mark stays, too, so the next pass of any reaper drains the rest. No job is
-ever in two places: each moves in one script.
+Each job returns to its queue; or goes on probation, where it waits to run with no other job in its
+worker; or goes to the dead set, which keeps jobs that have used up their strikes. A job gets a
+strike if the owner died while the job ran.
+
+``Reaper`` calls this after it has marked an owner as reaped, which is before any job moves: when a
+worker starts and then in its maintenance thread, in beat's reap task, and in the command
+`superfetch reap`. (`superfetch rollback` has a loop of its own, in ``migration/to_stock.py``.)
+
+If the reaping process dies in the middle, the jobs that it has not moved are still in the owner's
+private list, and the mark makes the next pass of any reaper continue. Each job moves in one script,
+so none is ever in two places. Three things are lost with the process: the log lines and signals of
+the batch that was being moved, the numbers of this pass, and ``Death.struck``, so that another copy
+of a message may get a second strike for the same death.
 """
 
 from __future__ import annotations
@@ -17,24 +25,25 @@ from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from ..model import forks
-from ..model.facts import HUNG, STOPPING, Facts
+from ..model import fork_gate
 from ..model.job import Job, queue_list_of
+from ..model.owner_record import HUNG, STOPPING, OwnerRecord
 from ..model.strikes import Blame, Limits, Running
-from ..store.counters import Notice, Outcome, StrikeCounters
 from ..store.database import Database
 from ..store.private_lists import PrivateLists
+from ..store.strike_counters import Notice, Outcome, StrikeCounters
 from .recovery import decision_of, recoveries_of, report_outcome
 from .report import Report
 
-#: Jobs, and bytes, that one script reads or moves: while it runs, the server answers no other
-#: client.
-BATCH, ROOM = 50, 256 * 1024
+#: Most jobs, and most bytes, that one script reads or moves. Both are small, since the server
+#: answers no other client while a script runs.
+DRAIN_BATCH, DRAIN_MAX_BYTES = 50, 256 * 1024
 TITLES_MAX = 10  # jobs that a pass names of each owner
 
 T = TypeVar("T")
 
-#: Something that takes long, in steps of one batch: between two steps its caller may do other work.
+#: A generator that does long work, one batch at each ``next``; its caller may do other work in
+#: between. It returns the result.
 Steps = Generator[None, None, T]
 
 
@@ -50,15 +59,17 @@ def finish(steps: Steps[T]) -> T:
 
 @dataclass
 class Death:
-    """One dead owner while its jobs are taken back."""
+    """One dead owner while its private list is emptied."""
 
-    facts: Facts  #: its owner record
+    record: OwnerRecord  #: its owner record
     reason: str  #: why it is dead; each job's history gets it
-    report: Report  #: of the pass; it counts what is done
-    running: Running  #: the jobs that it ran, and how it ended
+    report: Report  #: of the pass; it counts the jobs that were moved
+    #: Which of its claimed jobs had started, and how the owner ended (killed, hung or stopping).
+    running: Running
     titles: list[str] = field(default_factory=list)  #: of the first few jobs
-    #: Digests of jobs that have had the strike, or stop, of this death. Copies of one message share
-    #: a history: struck twice by one death, a job would have lost two thirds of its life.
+    #: Digests of the jobs that were blamed for this death: by a strike; or, if the worker was
+    #: stopping, by a stop, which is counted apart. Copies of one message share a history: without
+    #: this set one death would count once for each copy, and two copies would get two strikes.
     struck: set[str] = field(default_factory=set)
 
 
@@ -66,8 +77,10 @@ class OwnerDrain:
     """The recovery of the jobs of dead owners.
 
     Arguments:
-        limits: at how many strikes, stops or deaths a job is dead-lettered.
-        notice: makes the failure notification of a dead-lettered job; None: no caller is told.
+        limits: numbers at which a job is dead-lettered (moved to the dead set): of its strikes, of
+            its stops, and of deaths of its owner while it ran alongside other jobs.
+        notice: makes the failure notification of a dead-lettered job: the message of a job that
+            informs the publisher. None: no publisher is informed.
         sender: the Celery app, as the sender of signals.
     """
 
@@ -80,67 +93,78 @@ class OwnerDrain:
         self.limits = limits
         self.notice = notice
         self.sender = sender
-        #: Owners whose jobs are being taken back here, by a pass that is not at its end.
+        #: Owners that a pass of this process is draining at the moment. Another pass of the process
+        #: leaves them alone (``Reaper._drain_tombstones``).
         self.owners: set[str] = set()
 
-    def in_steps(self, facts: Facts, reason: str, report: Report) -> Steps[list[str]]:
+    def in_steps(self, record: OwnerRecord, reason: str, report: Report) -> Steps[list[str]]:
         """Empty the lists of an owner that is marked as reaped, a batch of jobs in each step;
-        return the titles of the first few jobs. What fails is in the report; the next pass tries
-        again."""
-        self.owners.add(facts.owner)
+        return the titles of the first few jobs. An error is counted in the report; the next pass
+        tries the job again."""
+        self.owners.add(record.owner)
         try:
-            self._return_landed(facts, report)
-            held = self.lists.held(facts.owner)
+            self._return_landed(record, report)
+            held = self.lists.held(record.owner)
             running = Running(
                 held.running,
-                excused=facts.was == HUNG,
-                at_death=facts.ran,
-                stopping=facts.was == STOPPING,
+                # That may be the fault of a result backend.
+                not_blamed=record.state_before_reap == HUNG,
+                at_death=record.ran_at_reap,
+                stopping=record.state_before_reap == STOPPING,
             )
-            death = Death(facts, reason, report, running)
+            death = Death(record, reason, report, running)
             claims = sorted(held.claims, key=queue_list_of)
             for queue_list, its_claims in groupby(claims, queue_list_of):
-                with report.surviving(f"private list of {facts.owner} for {queue_list}"):
+                with report.logging_errors(
+                    f"private list (owner={record.owner}, queue={queue_list})"
+                ):
                     yield from self._drain_list(death, deque(its_claims))
-            # If the dead process is only frozen, its blocking reads still wait on the server: one
-            # may just have got a job that was returned to its queue.
+            # If the dead process is only frozen, its blocking reads (BLMOVE) still wait on the
+            # server. One may have taken a job that was just returned to its queue.
             if held.claims:
-                self._return_landed(facts, report)
+                self._return_landed(record, report)
             return death.titles
         finally:
-            self.owners.discard(facts.owner)
+            self.owners.discard(record.owner)
 
-    def _return_landed(self, facts: Facts, report: Report) -> None:
-        """Return jobs that a blocking read has moved to the owner's landing lists, and that no
-        claim has taken from there: they had not begun."""
-        with report.surviving(f"what landed for {facts.owner}"):
-            report.recovered += self.lists.unland(facts.owner, facts.lists)
+    def _return_landed(self, record: OwnerRecord, report: Report) -> None:
+        """Return to their queues the jobs that a blocking read has moved to the owner's landing
+        lists (one for each queue list), and that no claim has moved on from there: none of them has
+        started."""
+        with report.logging_errors(f"landing lists (owner={record.owner})"):
+            report.recovered += self.lists.return_landed(record.owner, record.lists)
 
     def _drain_list(self, death: Death, claims: deque[str]) -> Steps[None]:
-        """Take back the jobs of one queue list, the newest first, each to the front of its queue:
-        so they wait in the order in which they were claimed."""
+        """Recover the jobs of one queue list. ``claims`` has the newest first, and each job goes to
+        the front of its queue, so they wait there in the order in which they were claimed."""
         while claims:
-            jobs, seen = self.lists.jobs(death.facts.owner, [*islice(claims, BATCH)], ROOM)
-            for _ in range(seen):
+            jobs, read_count = self.lists.jobs(
+                death.record.owner, [*islice(claims, DRAIN_BATCH)], DRAIN_MAX_BYTES
+            )
+            for _ in range(read_count):
                 claims.popleft()
             if not jobs:
                 continue
-            with forks.kept_off():  # the app's tasks are asked for their limits
+            # The limits come from the app's tasks, and receivers of signals run: code of the user,
+            # which may hold a lock that a child forked at this moment would inherit locked.
+            with fork_gate.kept_off():
                 outcomes = self._settle(death, jobs)
                 for outcome in outcomes:
-                    self._note(death, outcome)
-            # Copies of one message share a history, so the second one is decided on again in the
-            # next batch. If all jobs of a batch are to be decided on again, another reaper counts
-            # them at this moment: they are left to the next pass.
+                    self._report(death, outcome)
+            # The script answers "recounted" and leaves a job in place if the job's history has
+            # changed since the decision. For a second copy of a message in this batch the first
+            # copy has changed it: the next batch decides on the second one again. If the script
+            # gives this answer for the whole batch, another reaper changes the histories at this
+            # moment: the jobs are left to the next pass.
             again = [result.recovery.job for result in outcomes if result.answer == b"recounted"]
             if len(again) < len(jobs):
                 claims.extendleft(job.claim_id for job in reversed(again))
             yield
 
     def _settle(self, death: Death, jobs: list[Job]) -> list[Outcome]:
-        """Decide on jobs of one queue list, and move them. If that fails, decide on each alone: a
-        job on which no decision can be made delays no other."""
-        facts = death.facts
+        """Decide on jobs of one queue list, and move them. If that fails, decide on each job alone,
+        so that a job on which no decision can be made delays no other."""
+        record = death.record
         try:
             recoveries = recoveries_of(
                 jobs,
@@ -149,36 +173,39 @@ class OwnerDrain:
                 self.limits,
                 death.struck,
                 reason=death.reason,
-                app_name=facts.app,
-                node=facts.node,
+                app_name=record.app,
+                node=record.node,
             )
             decided = [(recovery, decision_of(recovery, self.sender)) for recovery in recoveries]
-            expires = facts.lists.get(jobs[0].queue_list, 0)
+            expires = record.lists.get(jobs[0].queue_list, 0)
             outcomes = self.strike_counters.carry_out(
                 decided, expires, marked=True, notice=self.notice
             )
         except Exception as exc:
             if isinstance(exc, RedisError):
-                self.database.server_time()  # raises if the server is away: no job is at fault
+                # Ask anything. If this raises, too, the server is away, and no job is at fault.
+                self.database.server_time()
             if len(jobs) == 1:
-                death.report.failed(f"job {jobs[0].title} of {facts.owner}", exc)
+                death.report.failed(f"job {jobs[0].title} (owner={record.owner})", exc)
                 return []
             return [outcome for job in jobs for outcome in self._settle(death, [job])]
         moved = [outcome.recovery for outcome in outcomes if outcome.answer == b"ok"]
-        death.struck.update(one.digest for one in moved if one.blame is not Blame.NONE)
+        death.struck.update(
+            recovery.digest for recovery in moved if recovery.blame is not Blame.NONE
+        )
         return outcomes
 
-    def _note(self, death: Death, outcome: Outcome) -> None:
+    def _report(self, death: Death, outcome: Outcome) -> None:
         recovery, report = outcome.recovery, death.report
         if isinstance(outcome.answer, Exception):
-            report.failed(f"job {recovery.title} of {recovery.job.owner}", outcome.answer)
+            report.failed(f"job {recovery.title} (owner={recovery.job.owner})", outcome.answer)
         if outcome.answer != b"ok":
             return
         if len(death.titles) < TITLES_MAX:
             death.titles.append(recovery.title)
-        if report_outcome(outcome, self.sender) is not None:
+        if report_outcome(outcome, self.sender) is not None:  # a dead job
             report.killed += 1
             return
         report.recovered += 1
-        if recovery.probation:
+        if recovery.solo_runs:
             report.probation.add(recovery.job.queue_list)

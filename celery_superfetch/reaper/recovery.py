@@ -1,11 +1,18 @@
-"""Decides whether a job that its owner lost runs again, and reports what was done with it.
+"""Decides whether a job whose run was lost runs again or is dead-lettered, and reports the outcome.
 
-The reaper calls this for the jobs of a dead owner, and a worker for jobs whose pool process was
-lost. A decision takes three steps: `recoveries_of` reads the history of each job, `decision_of`
-asks the receivers of the signal `job_recovering`, and `StrikeCounters.carry_out` moves and counts
-the jobs on the server; then `report_outcome` logs and sends the signal. If the process dies before
-the jobs are moved, nothing has changed, and the next pass decides anew. If it dies after that, the
-jobs have moved, and their log lines and signals are missed.
+An *owner* is a process that claims jobs. The reaper calls this for the jobs of a dead owner
+(``drain.py``). A live owner calls it in its own process, for a job whose pool process was lost or
+that is over a limit (``owner/in_flight/settlement.py``).
+
+Each recovery takes four calls. ``recoveries_of`` reads the history of each job, and decides whether
+the job is blamed: by a *strike*, or by a *stop* if its worker was stopping. ``decision_of`` asks
+the receivers of the signal ``job_recovering``. ``StrikeCounters.carry_out`` moves each job, and
+counts its strike or stop, in one script on the server. ``report_outcome`` logs the outcome and
+sends ``job_recovered`` or ``job_killed``.
+
+If the process dies before a job is moved, the job is still in the owner's private list and nothing
+is counted: a reaper decides on it again, and ``job_recovering`` is sent again. If it dies after the
+move, only the log line and the last signal are missing.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from typing import Any
 
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe
+from ..model.humanize import command
 from ..model.job import Job, digest, parse
 from ..model.log_text import one_line_each
 from ..model.strikes import (
@@ -26,11 +34,10 @@ from ..model.strikes import (
     Recovery,
     Running,
     blame,
-    toll,
+    strike_summary,
 )
-from ..model.words import command
 from ..signals import job_killed, job_recovered, job_recovering
-from ..store.counters import Outcome, StrikeCounters
+from ..store.strike_counters import Outcome, StrikeCounters
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -46,9 +53,11 @@ def recoveries_of(
     """Build the recoveries of some jobs of one owner, from the history of each.
 
     Arguments:
-        running: the jobs that the owner was running.
-        struck: digests that have had the strike of this death: copies of a message share them.
-        details: as for ``Recovery.of``.
+        running: the jobs that the owner was running, and how it ended.
+        struck: digests of jobs that were blamed for this death before. Copies of one message have
+            the same digest and the same history: one death blames them once.
+        details: for the history of each job: the ``reason``, and the ``app_name`` and ``node``
+            (Celery's name) of its owner.
 
     Raises:
         RedisError: the histories cannot be read.
@@ -59,29 +68,39 @@ def recoveries_of(
         blamed = blame(job.claim_id, running, record, limits)
         if digest(job.payload) in struck:
             blamed = Blame.NONE
-        envelope, own = parse(job.payload), running.own
+        envelope, is_own_loss = parse(job.payload), running.is_own_loss
         recoveries.append(
-            Recovery.of(job, envelope, record, blame=blamed, limits=limits, own=own, **details)
+            Recovery.of(
+                job,
+                envelope,
+                record,
+                blame=blamed,
+                limits=limits,
+                is_own_loss=is_own_loss,
+                **details,
+            )
         )
     return recoveries
 
 
 def decision_of(recovery: Recovery, sender: Any) -> Decision:
-    """Ask the receivers of ``job_recovering``. KILL outweighs RECOVER, and the shipped guard
-    decides if no other receiver does. A receiver that raises, or answers anything else, is
-    ignored."""
+    """Ask the receivers of ``job_recovering`` for a decision. The answers of the user's receivers
+    replace that of the package's own receiver (``app/guard.py``, which has the attribute
+    ``is_default``); among them KILL outweighs RECOVER. A receiver that raises, or answers anything
+    else, is ignored."""
     guard, others = Decision.RECOVER, set()
     for receiver, answer in job_recovering.send(sender=sender, recovery=recovery):
-        if type(answer) is not Decision:  # its ``__class__`` may be anything, too
+        if type(answer) is not Decision:  # no ``isinstance``: a mock can pretend to be one
             if answer is not None:  # Signal.send logged the traceback of one that raised
                 logger.error(
-                    "Receiver %s of job_recovering answered %s for %s: only RECOVER, KILL or "
-                    "None count. It was ignored; mend or disconnect it.",
+                    "Receiver %s of signal job_recovering returned %s for job %s, and was "
+                    "ignored: it must return Decision.RECOVER, Decision.KILL or None. Fix or "
+                    "disconnect it.",
                     describe(receiver),
                     describe(answer),
                     recovery.title,
                 )
-        elif getattr(receiver, "shipped", False):
+        elif getattr(receiver, "is_default", False):
             guard = answer
         else:
             others.add(answer)
@@ -91,12 +110,20 @@ def decision_of(recovery: Recovery, sender: Any) -> Decision:
 
 def warn_of(recovery: Recovery) -> None:
     """Log a job's strike or stop, and the next consequence."""
-    logger.warning("Job %s: %s (%s).", recovery.title, recovery.outlook, recovery.reason)
+    logger.warning(
+        "Job %s recovered (queue=%s, owner=%s): %s; %s.",
+        recovery.title,
+        recovery.job.queue_list,
+        recovery.job.owner,
+        recovery.reason,
+        recovery.next_consequence,
+    )
 
 
 def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
-    """Log the outcome of a recovery, and send its signal; return the dead job, if it is one now.
-    Where a failure notification was put on the job's queue, that one sends ``job_killed`` later."""
+    """Log the outcome of a recovery, and send its signal; return the dead job if the job was
+    dead-lettered. If a failure notification was queued (a job that informs the publisher), the
+    worker that runs it sends ``job_killed`` instead."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         often = recovery.blame is Blame.STOP and recovery.stops >= STOPS_NAMED
@@ -105,12 +132,15 @@ def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
         job_recovered.send(sender=sender, recovery=recovery)
         return None
     dead = DeadJob.of(recovery, outcome.dead_id.decode())
+    # ``counted``: the job was recovered before, and its next claim found it over a limit.
     logger.error(
-        "Job %s was killed%s after %s (last: %s). It is whole in the dead set: `%s dead show %s` "
-        "says why, and `dead retry` puts it back.",
+        "Job %s moved to the dead set%s after %s (queue=%s, owner=%s): %s. `%s dead show %s` says "
+        "why; once that is fixed, `dead retry` requeues it.",
         recovery.title,
         " before it ran again," if recovery.counted else "",
-        toll(recovery.strikes, recovery.recoveries, recovery.stops),
+        strike_summary(recovery.strikes, recovery.recoveries, recovery.stops),
+        recovery.job.queue_list,
+        recovery.job.owner,
         recovery.why_dead,
         command(),
         dead.id,

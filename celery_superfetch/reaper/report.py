@@ -1,9 +1,9 @@
 """The report of one reap pass.
 
 ``Reaper`` makes and fills it, and its caller reads it: a worker's maintenance thread, beat's reap
-task, and the command `superfetch reap`. ``app/reaper.py`` writes it down on the server, for
-`status`. `superfetch drain` uses it for its errors alone. It is in memory: if the process dies,
-what the pass has done is done, and only the report is missing.
+task, and the command `superfetch reap`. ``app/reaper.py`` records it in Redis, for `superfetch
+status`. `superfetch rollback` uses a subclass for its errors alone. The report is in memory. If the
+process dies, the jobs that the pass has moved stay moved, and only the report is missing.
 """
 
 from __future__ import annotations
@@ -17,35 +17,36 @@ from typing import ClassVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
+from ..model.humanize import number
 from ..model.log_text import one_line_each
 from ..model.verdict import Reason
-from ..model.words import number
 
 logger = one_line_each(logging.getLogger(__name__))
 
 
 @dataclass
 class Report:
-    """The findings and the acts of one pass."""
+    """The findings and the results of one pass. An owner is a process that claims jobs."""
 
-    #: The first word of an error's log line, and its last part: what happens next. `superfetch
-    #: drain` has others.
-    by: ClassVar = "reap"
+    #: The first word of an error's log line; `superfetch rollback` has another.
+    by: ClassVar = "Reap pass"
+    #: The end of that line: what happens next.
     again: ClassVar = "the next pass tries again"
 
-    owners: int = 0  #: how many are registered
-    lists: set[str] = field(default_factory=set)  #: the queue lists that they serve
-    dead: dict[str, Reason] = field(default_factory=dict)  #: dead owners -> why
-    recovered: int = 0  #: jobs that went back to their queues, or on probation
-    #: Queue lists whose suspects went on probation.
+    owners: int = 0  #: number of registered owners
+    lists: set[str] = field(default_factory=set)  #: the queue lists from which these owners claim
+    dead: dict[str, Reason] = field(default_factory=dict)  #: dead owner -> why it is dead
+    recovered: int = 0  #: jobs that were returned to their queues, or put on probation
+    #: Queue lists of the jobs that were put on probation: suspected of killing their worker, they
+    #: wait to run with no other job in it.
     probation: set[str] = field(default_factory=set)
-    killed: int = 0  #: jobs that went to the dead set
-    errors: int = 0  #: each is logged; the next pass tries again
+    killed: int = 0  #: jobs that were moved to the dead set
+    errors: int = 0  #: number of errors, each of which was logged
     seconds: float = 0.0  #: duration of the pass
     dry_run: bool = False  #: nothing was changed
-    #: The pass also did the housekeeping, as one in six does: it trimmed the dead set.
-    kept_house: bool = False
-    #: False if another process made the pass of this interval: nothing was done in this one.
+    #: As about one in six of a process's passes does.
+    trimmed_dead_set: bool = False
+    #: False if another process had the lock of this interval's pass: no pass was made here.
     ran: bool = True
 
     @property
@@ -59,7 +60,7 @@ class Report:
         logger.log(
             # In a failover, or while a cluster's slot moves, this is to be expected.
             logging.WARNING if isinstance(exc, RedisConnectionError) else logging.ERROR,
-            "%s: %s: %s. It was left as it is, nothing was lost; %s.",
+            "%s: no action on %s: %s. Nothing was lost; %s.",
             self.by,
             subject,
             str(exc).rstrip(".") if is_redis_error else repr(exc),
@@ -68,8 +69,8 @@ class Report:
         )
 
     @contextmanager
-    def surviving(self, subject: str) -> Iterator[None]:
-        """Let the pass go on if the body of this context fails; the error is in the report."""
+    def logging_errors(self, subject: str) -> Iterator[None]:
+        """Swallow an error of the ``with`` body, so that the pass continues; count and log it."""
         try:
             yield
         except Exception as exc:  # if it ended the pass, other owners' jobs would wait
@@ -77,11 +78,12 @@ class Report:
 
     def __str__(self) -> str:
         if not self.ran:
-            return "another pass had its turn"
-        verb = "would recover" if self.dry_run else "recovered"
+            return "another process made the pass of this interval"
+        verb = "would be recovered" if self.dry_run else "recovered"
         reasons = "; ".join(f"{owner}: {reason.value}" for owner, reason in self.dead.items())
         return (
-            f"reap: {len(self.dead)} of {number(self.owners, 'worker')} dead, {verb} "
-            f"{number(self.recovered, 'job')}, killed {self.killed}, errors {self.errors}, "
-            f"{self.seconds:.3f} s" + (f" ({reasons})" if reasons else "")
+            f"reap: {len(self.dead)} of {number(self.owners, 'worker')} dead, "
+            f"{number(self.recovered, 'job')} {verb}, {self.killed} moved to the dead set, "
+            f"{number(self.errors, 'error')}, {self.seconds:.3f} s"
+            + (f" ({reasons})" if reasons else "")
         )

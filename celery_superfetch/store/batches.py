@@ -1,9 +1,12 @@
-"""Groups of jobs that one script can move or change, for requeues, parks and waiting notes.
+"""Groups of jobs that one script can move or change: for requeues, for parks (a *parked* job waits
+on the server for its time) and for *waiting notes* (fields which say that a job has not begun).
 
-``PendingLeases`` of ``owner/in_flight`` calls it in a worker, in the thread that sends, and
-`superfetch drain` when it requeues the jobs of dead owners. While a script runs, the server answers
-no other client, so its jobs and bytes are bounded. If the process dies between two batches, the
-jobs of the first have moved, and those of the second are in the private list.
+``PendingLeases`` of ``owner/in_flight`` calls it for the jobs that this process has claimed, in the
+thread that reports their states to the server; `superfetch rollback` calls it when it requeues the
+jobs of dead owners. While a script runs, the server answers no other client, so one script gets a
+limited number of jobs and bytes. If the process dies between two batches, the jobs of the first
+batch have moved. The others are still in their owner's private list, from which a reaper takes
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TypeVar
 from ..model.job import Job
 
 #: Jobs and bytes of payload that one script moves at most. The last job may exceed the bytes.
-BATCH, ROOM = 100, 1024 * 1024
+MOVES_PER_SCRIPT, MOVES_MAX_BYTES = 100, 1024 * 1024
 
 T = TypeVar("T")
 
@@ -34,7 +37,7 @@ def batches(items: Iterable[T], job_of: Callable[[T], Job]) -> Iterator[list[T]]
         batch: list[T] = []
         size = 0
         for item in group:
-            if len(batch) == BATCH or size >= ROOM:
+            if len(batch) == MOVES_PER_SCRIPT or size >= MOVES_MAX_BYTES:
                 yield batch
                 batch, size = [], 0
             batch.append(item)

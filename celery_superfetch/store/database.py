@@ -1,13 +1,14 @@
 """``Database``: the client, the options, the key names and the Lua scripts of one Redis database,
-and the locks there. ``Structure``: the base of each class of ``store/``.
+and its locks. ``Structure``: the base of each class of ``store/``.
 
 Every process of the package makes a ``Database``: workers, publishers, beat, the console. Most code
-reaches Redis by a subclass of ``Structure``. The locks (``take_turn``) are taken by reapers, so
-that one worker of many makes a pass; by beat's task; by workers at a revoke; and by the task that
-announces dead jobs. ``console/permissions.py`` calls ``refusals``.
+reaches Redis by a subclass of ``Structure``. A lock (``try_lock``) lets one process of many do
+some work at a time. It is taken by reapers for a pass, by beat's task, by workers at a revoke, and
+by the task that announces dead jobs. ``console/permissions.py`` calls ``refusals``.
 
 A lock is a key with a TTL: if its holder dies, the next process gets it when the key has expired.
-If a process dies while it sends several commands, the server may have executed only the first few.
+If a process dies while it sends several commands (``Structure._at_once``), the server may have
+executed only the first few; the methods that use it say what that means.
 """
 
 from __future__ import annotations
@@ -31,21 +32,26 @@ NAME_MAX_CHARS = 200  # a task with a longer name has no counters of its own
 
 
 class Database:
-    """A client with the options of one app. The client is a plain one, not kombu's, which adds the
-    prefix to keys itself."""
+    """A client with the options of one app. The client is redis-py's. kombu's own client would add
+    the key prefix a second time."""
 
     def __init__(self, client: Redis, config: Config) -> None:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
-        #: Whether the app has a task of this name. ``app/broker.py`` and the owner set it; without
-        #: an app no task is registered.
+        #: Returns whether the app has a task of this name. ``app/broker.py`` and ``Owner`` (the
+        #: part of a worker that claims jobs) set it; without an app no task is registered.
         self.is_registered: Callable[[str], bool] = lambda task: False
+
+    def queue_of(self, queue_list: str) -> str:
+        """Return the queue of a queue list, as kombu makes the list's name."""
+        separator = self.config.sep
+        return queue_list.partition(separator)[0] if separator else queue_list
 
     @lazy_property
     def scripts(self) -> Scripts:
-        """The package's Lua scripts, read from their files at the first access: a process that only
-        publishes needs none."""
+        """The package's Lua scripts, made at the first access. A process that only publishes, and
+        so makes no ``Structure``, does not import their code."""
         from .redis.scripts import Scripts
 
         return Scripts(self.client, self.keys.never)
@@ -70,21 +76,23 @@ class Database:
 
         return refusals(self.client, self.keys.never, lines, map(self.keys.queue, queue_lists))
 
-    def take_turn(self, scope: str, seconds: float) -> bool:
+    def try_lock(self, scope: str, seconds: float) -> bool:
         """Take the lock of a scope (a name), for so many seconds at most; return whether it was
-        free. The key's value is that time, in ms. The lock does not say who holds it: if work lasts
-        for longer, another process takes the lock, and ``end_turn`` then releases that one's. Work
-        under a lock has to be correct without it."""
+        free. The key's value is that time in ms, from which ``held_for_s`` computes. The lock does
+        not say which process holds it. If the work lasts longer, a second process takes the lock,
+        and the first one's ``unlock`` then releases the lock of the second. So work under a lock
+        has to be correct without it."""
         ms = max(1, int(seconds * 1000))
         return bool(self.scripts.run("lock", [self.keys.lock(scope)], [ms]))
 
-    def lasts(self, scope: str) -> float:
-        """Return for how many seconds the lock of a scope has been held so far; 0 if it is free."""
+    def held_for_s(self, scope: str) -> float:
+        """Return for how many seconds the lock of a scope has been held so far; 0 if it is free.
+        Of a lock that ``unlock`` releases later, the result is too large."""
         lock = self.keys.lock(scope)
         length_ms, left_ms = self.client.get(lock), self.client.pttl(lock)
         return (whole(length_ms) - left_ms) / 1000 if length_ms and left_ms > 0 else 0.0
 
-    def end_turn(self, scope: str, after: float = 0.0) -> None:
+    def unlock(self, scope: str, after: float = 0.0) -> None:
         """Release the lock of a scope, now or ``after`` so many seconds."""
         self.client.pexpire(self.keys.lock(scope), int(after * 1000))
 

@@ -1,12 +1,12 @@
-"""The caps of the dead set: how many jobs and bytes it keeps of each kind.
-
-``dead_set.py`` calls it when it dead-letters a job (a reaper or an owner does) and when a reaper's
-pass trims the dead set. The file only computes: it sends nothing to Redis, so that a death of the
-process in here leaves nothing.
+"""The caps of the dead set: how many jobs and bytes it keeps of each kind of dead jobs.
 
 There are three kinds, each with a cap: jobs that ran; messages that never ran, since their task is
 unknown or they could not be received; and junk, which cannot be parsed. If they shared a cap, a
 producer of junk would push real jobs out.
+
+``dead_set.py`` calls it when it dead-letters a job (for a reaper or for an owner, the process that
+has claimed the job) and when a reaper's pass trims the dead set. The file only computes, and sends
+nothing to Redis: if the process dies, nothing has to be repaired.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from .keys import Keys
 
 JUNK_LIMIT = 1000  # items of junk, of all apps together
 JUNK_BYTES = 16 * 1024 * 1024  # bytes of junk, of all apps together
-#: Bytes of an item of junk that is kept whole. Of a longer one only the first bytes are kept: they
-#: are enough to find its sender.
+#: The length (bytes) up to which an item of junk is kept whole. Of a longer one only the first
+#: bytes are kept: they are enough to find its sender.
 JUNK_WHOLE_BYTES = 1024 * 1024
 
-#: Bytes of messages of one app that never ran. Their number is limited by `dead_limit`.
+#: The bytes that all messages of one app which never ran may take together. Their number is limited
+#: by `dead_limit`.
 NEVER_RAN_BYTES = 64 * 1024 * 1024
-#: Bytes of a message that never ran and is kept whole: it can be retried when a worker has its
-#: task. Of a longer one only the first bytes are kept.
+#: The length (bytes) up to which a message that never ran is kept whole: it can be retried when a
+#: worker has its task. Of a longer one only the first bytes are kept.
 NEVER_RAN_WHOLE_BYTES = 16 * 1024 * 1024
 
 
@@ -35,9 +36,10 @@ class Cap(NamedTuple):
 
     kind: str  # "ran", "never_ran" or "junk"
     key: str  # the ZSET of the jobs under this cap
-    most_jobs: int  # 0: this app does not enforce the cap (``cap_of``)
-    most_bytes: int = 0  # of the records of all its jobs; 0: any number
-    #: Bytes of a record that is kept whole; of a longer one only the first bytes; 0: any number.
+    most_jobs: int  # 0: this process does not enforce the cap, which is another app's (``cap_of``)
+    most_bytes: int = 0  # of the records of all its jobs together; 0: no limit
+    #: The length (bytes) up to which a message is kept whole; of a longer one only the first bytes
+    #: are kept. 0: no limit.
     most_whole_bytes: int = 0
 
 
@@ -65,9 +67,9 @@ class Caps(NamedTuple):
 
 
 def cap_of(recovery: Recovery, keys: Keys, config: Config) -> Cap:
-    """Return the cap under which a job is counted. A reaper may dead-letter a job of another app
-    on the same queue: that job counts under the cap of its own app, whose limits are not known
-    here. The passes of that app enforce them."""
+    """Return the cap under which a job is counted that is about to be dead-lettered. A reaper may
+    dead-letter a job of another app on the same queue. That job counts under the cap of its own
+    app, whose limits are not known here: the passes of that app enforce them."""
     caps, app = Caps.of(keys, config), recovery.app_name
     if not recovery.parsed:
         return caps.junk

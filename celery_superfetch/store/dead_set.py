@@ -1,16 +1,19 @@
 """The dead set: dead-lettered jobs, with their messages, for a person to inspect, retry or delete.
 
-An *owner* is a process that claims jobs, a *reaper* one that finds dead owners and recovers their
-jobs. Both dead-letter jobs: ``kill`` makes the call, and ``counters.py`` sends it. A reaper's pass
-calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and users' own code,
-finds, retries and deletes. The task that announces a dead job to its caller uses ``awaits``,
-``store_progress`` and ``announced``, in a worker's pool process. The console's status reads counts
-and samples.
+To *dead-letter* a job is to move it here (in names of code: to kill it). An *owner* is a process
+that claims jobs, a *reaper* one that finds dead owners and recovers their jobs. Both dead-letter
+jobs: ``kill_call`` returns the call that does so, unsent, and ``strike_counters.py`` sends it. A
+reaper's pass calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and
+users' own code, finds, retries and deletes. A *notice* is the message of a task that announces a
+dead job to its caller; that task uses ``awaits``, ``store_progress`` and ``announced``, in a
+worker's pool process. The console's status reads counts and samples.
 
-Each job is moved by one script: if the process dies, it is wholly in one place. Of several batches
-the later ones are untouched. A retry that was under way leaves the job in the dead set or on its
-queue, and its lock for a minute; the old result of the job may be deleted. If a process dies after
-it has told a caller and before ``announced``, the caller is told again.
+One script moves a job, so if the process dies, the job is wholly in one place. If it dies between
+two batches of a delete or a retry, the later jobs stay in the dead set, and a person has to repeat
+the command. If it dies during the retry of a job, the job is in the dead set or on its queue, the
+old result of the job may be deleted, and the lock of the retry expires after a minute. If a process
+dies after it has informed a caller and before ``announced``, the notice is recovered like any job,
+and the caller is informed again.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from ..errors import JobNotFound
 from ..model.arguments import printable
 from ..model.config import ANNOUNCE_TASK, DEAD_ID
 from ..model.dead_job import FULL_ID, Conditions, DeadFilter, DeadJob, Progress
+from ..model.humanize import command
 from ..model.job import digest, parse
 from ..model.records import parsed_json, text_of, whole
 from ..model.strikes import Recovery
-from ..model.words import command
 from .database import Structure, chunks
 from .dead_caps import Cap, Caps, cap_of
 from .redis.call import Call
@@ -39,23 +42,26 @@ if TYPE_CHECKING:
 #: Jobs that one kill drops at most, to make room for a large record. If more have to go, the next
 #: kill or pass drops them.
 DROPS_MOST = 1000
-SAMPLED, SAMPLE_BYTES = 20, 256 * 1024  # jobs, and bytes of them, that ``sample`` reads
-BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
-ROOM = 4 * 1024 * 1024  # bytes of records that are enough for one reply: one may be very large
-IDS = 500  # ids read in one command: they are short
-UUID_BEGIN = 8  # characters of a UUID before its first hyphen. A digest has no hyphen.
-SHOWN = 10  # candidates that an error names
+SAMPLE_JOBS, SAMPLE_BYTES = 20, 256 * 1024  # jobs, and bytes of them, that ``sample`` reads
+DEAD_BATCH = 100  # jobs deleted or read in one script or command; bounds what each costs the server
+#: Bytes of records after which a reply has no further record. A single record may be larger.
+DEAD_READ_MAX_BYTES = 4 * 1024 * 1024
+IDS_PER_COMMAND = 500  # ids read in one command: they are short
+#: Characters of a UUID before its first hyphen. The id of a dead job is a digest and has no hyphen,
+#: so a longer start of a UUID cannot be the start of such an id.
+UUID_BEGIN_CHARS = 8
+CANDIDATES_SHOWN = 10  # candidates that an error names
 #: ms after which the lock of a retry expires. A retry first deletes the old results of its jobs
 #: from Celery's result backend, and that may be slow.
-RETRY_LOCK = 60_000
+RETRY_LOCK_MS = 60_000
 
 
-class Kept(NamedTuple):
-    """What the dead set keeps under one cap."""
+class CapUsage(NamedTuple):
+    """The use of one cap of the dead set."""
 
     cap: Cap
     jobs: int
-    bytes: int  # of their records; a sum that scripts keep, corrected when the cap is empty
+    bytes: int  # of their records; a sum that scripts keep, and correct when no job is left
 
 
 class Trimmed(NamedTuple):
@@ -63,20 +69,21 @@ class Trimmed(NamedTuple):
 
     cap: Cap
     old: int  # older than `dead_ttl`
-    #: Too many, or of too many bytes; includes those that kills have dropped since the last pass.
+    #: Too many, or of too many bytes; includes those that were dropped since the last pass when
+    #: other jobs were dead-lettered.
     surplus: int
 
 
-class DeadSet(Structure):
-    """Killed jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command reads
-    or moves more than a batch of them; where jobs are picked, it is by a ``DeadFilter``."""
+class DeadSetStore(Structure):
+    """Dead-lettered jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command
+    reads or moves more than a batch of them. A ``DeadFilter`` selects jobs."""
 
     separator = "\x06\x16"  # kombu's own, between a queue's name and a priority step
 
     def __len__(self) -> int:
         return int(self.client.zcard(self.keys.dead))
 
-    def of_app(self) -> int:
+    def count_of_app(self) -> int:
         """Return how many jobs count in the app's ``dead_limit``; all of them without an app."""
         name = self.config.app_name
         return int(self.client.zcard(self.keys.dead_of(name))) if name else len(self)
@@ -88,8 +95,8 @@ class DeadSet(Structure):
         """Return how many jobs died since a time (server ms)."""
         return int(self.client.zcount(self.keys.dead, time, "+inf"))
 
-    def have(self, ids: Sequence[str]) -> list[bool]:
-        """Return of each id whether a job is in the dead set under it."""
+    def contains(self, ids: Sequence[str]) -> list[bool]:
+        """Return for each id whether the dead set has a job with it."""
         rows = self._at_once([("HEXISTS", self.keys.dead_jobs, id) for id in ids])
         return [*map(bool, rows)]
 
@@ -101,17 +108,21 @@ class DeadSet(Structure):
         Arguments:
             first: how many of the newest are skipped.
             count: how many there are at most.
-            conditions: which jobs are meant; none: all of them.
+            conditions: those of ``DeadFilter``; none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
         """
-        if DeadFilter(**conditions) == DeadFilter() and count <= BATCH:
+        if DeadFilter(**conditions) == DeadFilter() and count <= DEAD_BATCH:
             # By negative ranks: with ``desc`` redis-py would send ZREVRANGE, and users' ACLs would
             # have to allow one more command.
             at, end = -first - count, -first - 1
             return self._load(self.client.zrange(self.keys.dead, at, end, withscores=True)[::-1])
         return list(islice(self.find(**conditions), first, first + count))
+
+    def ids(self) -> list[str]:
+        """Return the ids of all jobs, those first that died first."""
+        return [id.decode(errors="replace") for id, _ in reversed(self._rows())]
 
     def find(
         self, *, oldest_first: bool = False, **conditions: Unpack[Conditions]
@@ -121,14 +132,14 @@ class DeadSet(Structure):
 
         Arguments:
             oldest_first: those first that died first.
-            conditions: which jobs are meant; none: all of them.
+            conditions: those of ``DeadFilter``; none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
         """
         which = DeadFilter(**conditions)
         rows = self._rows(which)[:: -1 if oldest_first else 1]
-        jobs = (job for some in chunks(rows, BATCH) for job in self._load(some))
+        jobs = (job for some in chunks(rows, DEAD_BATCH) for job in self._load(some))
         return (job for job in jobs if which.takes(job, self.separator))
 
     def get(self, id: str) -> DeadJob:
@@ -143,9 +154,11 @@ class DeadSet(Structure):
         start, job = id.encode(), self.exact(id)
         matches = [job] if job else []
         if not matches and id and not FULL_ID.fullmatch(id):
-            matches = self._load([row for row in self._rows() if row[0].startswith(start)][:BATCH])
-            # So few characters may begin both the id of one job and the task id of another.
-            if not matches or len(id) <= UUID_BEGIN:
+            matches = self._load(
+                [row for row in self._rows() if row[0].startswith(start)][:DEAD_BATCH]
+            )
+            # A short text may be the start of one job's id and of another job's task id.
+            if not matches or len(id) <= UUID_BEGIN_CHARS:
                 named = [job for job in self if (job.task_id or "").startswith(id)]
                 same = [job for job in named if job.task_id == id]
                 matches += [job for job in same or named if job not in matches]
@@ -155,12 +168,18 @@ class DeadSet(Structure):
             names = [
                 printable(f"{job.id} {job.task or 'unparseable'}[{job.task_id}]") for job in matches
             ]
-            remainder = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-            rows = "\n  ".join(["", *names[:SHOWN], *remainder])
-            raise JobNotFound(f"{id!r} fits {len(matches)} jobs of the dead set:{rows}")
+            remainder = (
+                [f"and {len(names) - CANDIDATES_SHOWN} more"]
+                if len(names) > CANDIDATES_SHOWN
+                else []
+            )
+            rows = "\n  ".join(["", *names[:CANDIDATES_SHOWN], *remainder])
+            raise JobNotFound(
+                f"{id!r} matches {len(matches)} jobs of the dead set, give more of the id:{rows}"
+            )
         raise JobNotFound(
-            f"no job {id!r} in the dead set: it was retried, deleted or dropped by the cap, "
-            f"or never killed; `{command()} dead list` shows what is there"
+            f"no job {id!r} in the dead set: it was retried, deleted, dropped at a limit, or "
+            f"never there; `{command()} dead list` lists the jobs"
         )
 
     def exact(self, id: str) -> DeadJob | None:
@@ -175,20 +194,22 @@ class DeadSet(Structure):
         return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
 
     def awaits(self, job: DeadJob, notice: str) -> bool:
-        """Return whether the caller of a job still has to be told, and by the notice with this
-        Celery id. Any producer can send a forged notice: it has another id, and is refused. If the
-        job's record has no id of a notice, each notice is accepted, until one was announced."""
+        """Return whether the caller of a job still has to be informed, and the notice with this
+        Celery id is the one to do so. Any producer can send a forged notice: it has another id, and
+        is refused. If the job's record has no id of a notice, any notice is accepted, until the job
+        is announced."""
         if job.notice and job.notice != notice:
             return False
         return bool(self.client.sismember(self.keys.unannounced, job.id))
 
     def announced(self, job: DeadJob) -> None:
-        """Record that the job's notice has reached its caller."""
+        """Record that the caller of a job was informed."""
         self.client.srem(self.keys.unannounced, job.id)
 
     def store_progress(self, job: DeadJob, progress: Progress) -> bool:
-        """Store in a job's record how far its announcement has come. Return False if the job was
-        retried, deleted or dropped, or has died again since it was read."""
+        """Store in a job's record how far its announcement has come (``Progress``). Return False if
+        the job was retried, deleted or dropped, or has died again since it was read. The script
+        compares the digest of the old record, so that a change by another process is not lost."""
         keys = self.keys
         raw = self.client.hget(keys.dead_jobs, job.id)
         record = parsed_json(raw, dict[str, Any]()) if raw else {}
@@ -203,19 +224,22 @@ class DeadSet(Structure):
         return self._delete(ids)
 
     def _delete(self, ids: Sequence[str | bytes]) -> int:
-        return sum(self.scripts.run("delete", self._names, some) for some in chunks(ids, BATCH))
+        return sum(
+            self.scripts.run("delete", self._names, some) for some in chunks(ids, DEAD_BATCH)
+        )
 
     def purge(self) -> int:
-        """Delete all jobs for good; return how many were there."""
+        """Delete all jobs that are there now, for good; return how many there were. A job that dies
+        meanwhile stays."""
         return self._delete([id for id, _ in self._rows()])
 
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
         """Lock jobs for a retry, for a minute at most; return for each whether this call has the
-        lock. A retry deletes the job's old result. If a second retry of the same job did so late,
-        it would delete the result of the run that the first one has caused. If the process dies,
+        lock. A retry deletes the job's old result. Without the lock a slow second retry of the same
+        job could delete the result of the run that the first retry has caused. If the process dies,
         the locks expire."""
         locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
-        calls = [Call("lock", [lock], [RETRY_LOCK]) for lock in locks]
+        calls = [Call("lock", [lock], [RETRY_LOCK_MS]) for lock in locks]
         return [*map(bool, self.scripts.run_all(calls))]
 
     def release(self, jobs: Sequence[DeadJob]) -> None:
@@ -232,31 +256,33 @@ class DeadSet(Structure):
     def retry_call(self, job: DeadJob, queue_list: str, expires: int) -> Call:
         """Return the call that moves one job back to a queue list."""
         keys, window = self.keys, int(self.config.strike_window)
-        names = [*self._names, keys.queue(queue_list), keys.recoveries(digest(job.payload))]
-        names += [keys.lock(f"retry:{job.id}"), keys.recovered]
+        names = [*self._names, keys.queue(queue_list), keys.history(digest(job.payload))]
+        names += [keys.lock(f"retry:{job.id}"), keys.has_history]
         args = [job.id, job.payload, expires, job.steps, window]
         return Call("retry", names, args)
 
-    def kill(
+    def kill_call(
         self, recovery: Recovery, expires: int = 0, *, marked: bool, notice: bytes | None = None
     ) -> Call:
         """Return the call that moves a job from its owner's private list to the dead set, and
-        pushes its notice.
+        pushes its notice. Nothing is sent here.
 
         Arguments:
             recovery: the job, and the counters that the decision saw.
             expires: ms of the queue's x-expires (0: none).
             marked: whether the owner must be marked reaped; False: a live owner calls.
-            notice: the message that tells the job's caller; empty: none could be made, and the job
-                counts as not announced; None: the caller is not told.
+            notice: the message by which the job's caller is informed; empty: none could be made,
+                and the job counts as not announced; None: the caller is not to be informed.
         """
         keys, job, cap = self.keys, recovery.job, cap_of(recovery, self.keys, self.config)
         names = [*self._names, keys.dead_dropped(self.config.app_name), cap.key]
-        names += [keys.facts(job.owner), keys.private(job.owner)]
-        names += [keys.recoveries(recovery.digest), keys.queue(job.queue_list), keys.stats_rows]
+        names += [keys.owner_record(job.owner), keys.private(job.owner)]
+        names += [keys.history(recovery.digest), keys.queue(job.queue_list), keys.stats_rows]
+        names += [keys.minutes, keys.minute_rows]
         dead = replace(DeadJob.of(recovery), notice=(notice and parse(notice).task_id) or "")
         record = dead.dump(cap.most_whole_bytes)
-        # As the history on the server has it: without this recovery, unless that is counted there.
+        # The number that the history on the server must have, or else the script refuses. This
+        # recovery is not in it yet, unless the history has counted it already.
         recoveries = recovery.recoveries - (not recovery.counted)
         args: list[Any] = [job.claim_id, int(marked), recoveries, recovery.digest, record]
         is_told = notice is not None and recovery.parsed and recovery.task != ANNOUNCE_TASK
@@ -271,15 +297,16 @@ class DeadSet(Structure):
         options."""
         caps = Caps.of(self.keys, self.config)
         names = [*self._names, self.keys.dead_dropped(self.config.app_name)]
-        args = [int(self.config.dead_ttl * 1000), BATCH]
+        args = [int(self.config.dead_ttl * 1000), DEAD_BATCH]
         for cap in caps:
             args += [cap.most_jobs, cap.most_bytes]
         counts = self.scripts.run("trim", [*names, *(cap.key for cap in caps)], args)
         return [Trimmed(cap, *counts) for cap, counts in zip(caps, chunks(counts, 2), strict=True)]
 
-    def kept(self) -> list[Kept]:
+    def usage(self) -> list[CapUsage]:
         """Return what is kept under each cap of this app, and under that of junk. Without an app
-        (a command that was given a URL alone) it is the fullest cap of each kind."""
+        (a command that was given only a URL) the result is for the app that has most bytes of each
+        kind."""
         caps = Caps.of(self.keys, self.config)
         if not self.config.app_name:
             caps = caps._replace(
@@ -290,10 +317,11 @@ class DeadSet(Structure):
             [*(("ZCARD", name) for name in names), ("HMGET", self.keys.dead_bytes, *names)]
         )
         rows = zip(caps, counts, sizes, strict=True)
-        return [Kept(cap, int(count), whole(size)) for cap, count, size in rows]
+        return [CapUsage(cap, int(count), whole(size)) for cap, count, size in rows]
 
     def _fullest(self, cap: Cap) -> Cap:
-        """Return the cap of the same kind, of any app, with the most bytes."""
+        """Return the cap of the same kind, of that app which has the most bytes under it. ``cap``
+        is that of an empty app name, so its key is the start of the keys of all apps."""
         sizes = self.client.hgetall(self.keys.dead_bytes)
         fitting = [
             (whole(size), name) for name, size in sizes.items() if name.startswith(cap.key.encode())
@@ -302,11 +330,11 @@ class DeadSet(Structure):
 
     def sample(self, cap: Cap) -> list[DeadJob]:
         """Return some of the newest jobs under a cap, as many as one short script reads."""
-        rows = self.client.zrange(cap.key, -SAMPLED, -1, withscores=True)[::-1]
+        rows = self.client.zrange(cap.key, -SAMPLE_JOBS, -1, withscores=True)[::-1]
         return self._read(rows, SAMPLE_BYTES)[0] if rows else []
 
-    def untold(self) -> int:
-        """Return how many jobs have a notice that has not reached its caller yet."""
+    def unannounced_count(self) -> int:
+        """Return how many jobs have a caller that was not informed yet."""
         return int(self.client.scard(self.keys.unannounced))
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
@@ -314,14 +342,14 @@ class DeadSet(Structure):
         # By ZSCAN: it finds each job that stays. If pages were read by rank, and a job left
         # meanwhile, the ranks would shift, and the next page would skip a job.
         least, most = (which or DeadFilter()).window(self.database.server_time())
-        entries = self.client.zscan_iter(self.keys.dead, count=IDS)
+        entries = self.client.zscan_iter(self.keys.dead, count=IDS_PER_COMMAND)
         rows = {id: score for id, score in entries if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         jobs: list[DeadJob] = []
         while rows:
-            batch, count = self._read(rows, ROOM)
+            batch, count = self._read(rows, DEAD_READ_MAX_BYTES)
             jobs += batch
             rows = rows[count:]
         return jobs
@@ -331,7 +359,9 @@ class DeadSet(Structure):
     ) -> tuple[list[DeadJob], int]:
         """Read the first few jobs by one script, until they have ``most_bytes``. Return those that
         are still there, and the number of rows that were read: at least one."""
-        ids = [id for id, _ in rows[: BATCH // 2]]  # half: the script gets a key and an id for each
+        ids = [
+            id for id, _ in rows[: DEAD_BATCH // 2]
+        ]  # half: each job is two arguments of the script
         keys = [self.keys.dead_jobs] * len(ids)
         records = self.scripts.run("payloads", keys, [most_bytes, *ids])
         jobs = [

@@ -1,14 +1,17 @@
 """Private lists: the jobs in flight of each owner, and the calls that claim, ack and requeue them.
 
-A private list is a hash: claim id -> payload, and beside it a waiting note for each job that has
-not begun. Most methods return a ``Call``, which the owner's leases (``owner/in_flight``) send: in
-the thread of the worker's event loop, and in the pool's threads, where a job is acked there.
-``publish_step`` is called in the process that runs the job. The reaper and the console read the
-lists of other owners (``held``, ``jobs``).
+An *owner* is a process that claims jobs. A private list is a hash: claim id -> payload, and beside
+it a *waiting note* for each job that has not begun, and a *steps note* for a job that has published
+steps (messages that it sends because it ends). Most methods return a ``Call``, which
+``PendingLeases`` (``owner/in_flight``) sends: in the thread of the worker's event loop, and in a
+thread of the pool if a job is acked there. ``publish_step`` is called in the process that runs the
+job, ``mark_suspect`` by a worker that puts a job on probation. The reaper, an owner after a lost
+reply, and `superfetch rollback` call ``held``, ``jobs`` and ``return_landed``; `superfetch
+rollback` also calls ``requeue_all``. The console reads the lists of other owners.
 
-If a worker dies, its jobs stay where they are until a reaper requeues them: those that it had
-claimed in its private list, and those that a blocking read has just moved in its landing lists.
-Each script is atomic, so no job is ever between two places.
+If a worker dies, its jobs stay where they are until a reaper requeues them: the claimed ones in its
+private list, and those that a blocking read has just moved in its *landing lists* (one for each
+queue list). Each script is atomic, so no job is ever between two places.
 """
 
 from __future__ import annotations
@@ -42,23 +45,24 @@ from .redis.server import warn_once
 
 logger = one_line_each(logging.getLogger(__name__))
 
-#: Bytes of jobs after which a claim takes no more: other clients wait while its script runs. The
-#: script pops several jobs at a time, so a claim may be larger by the last few.
-CLAIM_BYTES = 4 * 1024 * 1024
-#: Bytes from which a claim does not send a payload again that a blocking read has brought.
+#: Bytes of jobs after which a claim takes no further job: other clients wait while its script runs.
+#: The script pops several jobs at a time, and may exceed this by the last ones that it popped.
+CLAIM_MAX_BYTES = 4 * 1024 * 1024
+#: If a blocking read has brought a payload of at least so many bytes, the reply to its claim omits
+#: it: the worker has it already.
 LARGE_BYTES = 16 * 1024
 #: Bytes of the end of such a payload by which the script recognises it; they hold its delivery tag.
 END_BYTES = 256
 #: Landing lists that one script empties: a worker may have thousands.
-UNLAND_LISTS = 1000
+LANDINGS_PER_SCRIPT = 1000
 #: First letter of a note's field; the claim id follows. The waiting note says that the job has not
 #: begun; the steps note lists the steps (next links, chord bodies) that the job has published.
 WAITS, STEPS = "w", "s"
-#: Where the arguments of ``claim.lua`` have the number of its first claim.
+#: Index of the number of the first claim in the arguments of ``claim.lua``.
 FIRST_NUMBER_AT = 8
 
 
-NOTHING: Mapping[str, bytes] = MappingProxyType({})
+NO_PAYLOADS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Claims(NamedTuple):
@@ -67,19 +71,23 @@ class Claims(NamedTuple):
     registered: bool  # False: the server does not know the owner; nothing was claimed
     jobs: Sequence[Claimed] = ()
     errors: Sequence[tuple[str, str]] = ()  # queue list -> why it could not be read
-    started: int = 0  # so many of the jobs, the first ones, have no waiting note
+    started: int = 0  # how many of the first jobs have no waiting note: they count as running
+    #: Those of the queue lists whose queue is paused. Their landing lists stay as they are.
+    paused: frozenset[str] = frozenset()
 
     def fell_short(self, most: int) -> bool:
         """Return whether there were fewer than ``most`` jobs, so that the queues are empty now."""
         size = sum(len(claimed.job.payload) for claimed in self.jobs)
-        return len(self.jobs) < most and size < CLAIM_BYTES
+        return len(self.jobs) < most and size < CLAIM_MAX_BYTES
 
 
 class Held(NamedTuple):
-    """What an owner holds, by claim ids."""
+    """The claims of an owner, by their ids."""
 
     claims: Sequence[str]  # the newest first
-    running: frozenset[str]  # those without a waiting note; ids written by hand are left out
+    #: The claims without a waiting note. Ids without a number, which a person has written by hand,
+    #: are left out.
+    running: frozenset[str]
 
 
 class PrivateLists(Structure):
@@ -91,110 +99,136 @@ class PrivateLists(Structure):
         self._next_number = 0
 
     def _numbers(self, count: int) -> int:
-        """Reserve numbers for so many claims of this process; return the first. They grow with the
-        time, so that claim ids tell which claim is older."""
+        """Reserve numbers for ``count`` claims of this process; return the first. They grow with
+        the time, so that claim ids show which claim is older."""
         first = max(self._next_number, int(time()) * CLAIMS_A_SECOND)
         self._next_number = first + count
         return first
 
-    def claim(
+    def claim_call(
         self,
         owner: str,
         lists: Sequence[str],
         most: int,
         fairness_width: int,
-        landed: Collection[str] = (),
-        starts: int = 0,
-        brought: Mapping[str, bytes] = NOTHING,
+        landed: Collection[str],
+        starts: int,
+        brought: Mapping[str, bytes] = NO_PAYLOADS,
     ) -> Call:
-        """Return the call that claims jobs; ``claims`` reads its reply.
+        """Return the call that claims jobs; ``read_claims`` reads its reply.
 
         Arguments:
             lists: the queue lists to claim from, in this order.
             most: the number of jobs to claim at most.
-            fairness_width: number of neighbours in ``lists`` from which jobs are claimed in
-                rotation, one of each, until these are empty; then it goes on with the next so many.
-                0: claim only what has landed.
+            fairness_width: how many neighbours of ``lists`` are claimed from in rotation, one job
+                from each, until they are empty; then as many of the next neighbours follow. 0:
+                claim only jobs that have landed.
             landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
-            starts: so many jobs, the first ones, get no waiting note, since their consumer starts
-                them at once.
+            starts: the first ``starts`` jobs get no waiting note, since their consumer starts them
+                at once.
             brought: queue list -> the payload that a blocking read has brought from it. If it is
                 large, the server does not send it again.
         """
         keys = self.keys
-        names = [keys.owners, keys.recovered, keys.private(owner), *map(keys.queue, lists)]
-        prefixes = keys.recoveries(""), len(keys.prefix.encode()), keys.landing(owner, "")
-        args = [owner, most, CLAIM_BYTES, *prefixes, fairness_width, starts, self._numbers(most)]
+        names = [keys.owners, keys.has_history, keys.private(owner), keys.paused]
+        names += map(keys.queue, lists)
+        prefixes = keys.history(""), len(keys.prefix.encode()), keys.landing(owner, "")
+        args = [
+            owner,
+            most,
+            CLAIM_MAX_BYTES,
+            *prefixes,
+            fairness_width,
+            starts,
+            self._numbers(most),
+            self.config.sep,
+        ]
         numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
         for name in landed:
             args += [numbers[name], *recognised_by(brought.get(name, b""))]
         return Call("claim", names, args)
 
-    def claims(
-        self, call: Call, lists: Sequence[str], reply: Any, brought: Mapping[str, bytes] = NOTHING
+    def read_claims(
+        self,
+        call: Call,
+        lists: Sequence[str],
+        reply: Any,
+        brought: Mapping[str, bytes] = NO_PAYLOADS,
     ) -> Claims:
-        """Read the reply to a call of ``claim`` for these lists; ``brought`` as there."""
+        """Read the reply to a call of ``claim_call``; ``lists`` and ``brought`` as there."""
         if reply is None:
             return Claims(registered=False)
-        started, rows, failures = reply
+        started, rows, failures, paused = reply
         owner, first, jobs = call.args[0], call.args[FIRST_NUMBER_AT], []
         for number, (at, payload, mark) in enumerate(chunks(rows, 3), first):
             name = lists[at - 1]
+            # An int stands for a payload that the server has not sent again.
             payload = brought[name] if isinstance(payload, int) else payload
             job = Job(owner, name, payload, claim_id(number, name))
-            jobs.append(Claimed(job, earlier_of(mark)))
+            jobs.append(Claimed(job, history_of(mark)))
         errors = [(lists[at - 1], why.decode(errors="replace")) for at, why in chunks(failures, 2)]
-        return Claims(True, jobs, errors, started)
+        return Claims(True, jobs, errors, started, frozenset(lists[at - 1] for at in paused))
 
-    def wait(self, connection: LoneConnection, owner: str, queue_list: str, timeout: int) -> None:
-        """Send a blocking read, and return at once. When a job comes to the queue list, the server
-        moves it to the owner's landing list, from which the next claim takes it. The reply, which
-        the caller reads, is its payload, or None after ``timeout`` seconds."""
+    def send_blocking_read(
+        self, connection: LoneConnection, owner: str, queue_list: str, timeout: int
+    ) -> None:
+        """Send a blocking read, and return at once, without a wait. When a job comes to the queue
+        list, the server moves it to the owner's landing list, from which the next claim takes it.
+        The caller reads the reply later: the job's payload, or None after ``timeout`` seconds."""
         queue, landing = self.keys.queue(queue_list), self.keys.landing(owner, queue_list)
         connection.send("BLMOVE", queue, landing, "RIGHT", "LEFT", timeout)
 
     def claim_suspect(self, owner: str, queue_list: str, alongside: bool = False) -> Call:
-        """Return the call that claims the next job on probation; its last argument is the claim
-        id. ``alongside``: the job will run beside others, since this worker has waited in vain for
-        a moment at which it runs nothing else."""
+        """Return the call that claims the next suspect (a job on probation); its last argument is
+        the claim id. ``alongside``: the job will run alongside others, since this worker has waited
+        in vain for a moment at which it runs nothing else."""
         keys = self.keys
         names = [keys.owners, keys.on_probation, keys.probation(queue_list), keys.private(owner)]
         id = claim_id(self._numbers(1), queue_list)
-        args = [owner, queue_list, keys.recoveries(""), int(alongside), id]
+        names.append(keys.paused)
+        queue = self.database.queue_of(queue_list)
+        args = [owner, queue_list, keys.history(""), int(alongside), queue, id]
         return Call("probation", names, args)
 
     def mark_suspect(self, job: Job) -> None:
         """Note in a job's history that its next requeue or recovery puts it on probation. If this
-        process dies in the middle, the note may be in a new history that never expires."""
-        key = self.keys.recoveries(digest(job.payload))
+        process dies in the middle, the note may be in a new history without an expiry, a small key
+        that stays until the job is acked."""
+        key = self.keys.history(digest(job.payload))
         try:
             self._mark(key)
         except ResponseError as exc:
             if "WRONGTYPE" not in str(exc):
                 raise
             # As the scripts do: a key that another program wrote counts as no history.
-            logger.warning("Key %s held no history. It was deleted, and counts as empty.", key)
+            logger.warning(
+                "Key %s was deleted: it must hold a job's history, and was of another "
+                "type. The job's strikes count from 0 again. Find the program that "
+                "writes to superfetch keys.",
+                key,
+            )
             self.client.delete(key)
             self._mark(key)
 
     def _mark(self, key: str) -> None:
-        _, ttl = self._at_once([("HSETNX", key, "probation", 1), ("TTL", key)])
+        _, ttl = self._at_once([("HSETNX", key, "solo_runs", 1), ("TTL", key)])
         if ttl == -1:  # a new history: the old one has expired a moment ago
             self.client.expire(key, int(self.config.strike_window))
 
     def settle(self, owner: str, acked: Sequence[Job], starting: Iterable[Job] = ()) -> Call:
-        """Return the plain command that removes ``acked`` jobs of one owner, which have no history,
-        and the waiting notes of ``starting`` ones; one of the two must not be empty. If its reply
-        is 0, none of the acked jobs was in the private list."""
+        """Return the command (HDEL, no script) that acks ``acked`` jobs of one owner, which have no
+        history, and records the starts of ``starting`` ones: it removes the claims of the first and
+        the waiting notes of the second. One of the two must not be empty. If its reply is 0, none
+        of the acked jobs was in the private list."""
         fields = [name for job in acked for name in names_of(job.claim_id)]
         fields += [WAITS + job.claim_id for job in starting]
         return Call("HDEL", [self.keys.private(owner)], fields, is_plain=True)
 
     def settle_counted(self, owner: str, acked: Sequence[Job]) -> Call:
-        """Return the call that removes jobs of one owner with their histories. Its reply is the
-        number of those that were in the private list."""
+        """Return the call that acks jobs of one owner which have histories: it removes the claims
+        and the histories. Its reply is the number of jobs that were in the private list."""
         keys = [self.keys.private(owner)]
-        keys += [self.keys.recoveries(digest(job.payload)) for job in acked]
+        keys += [self.keys.history(digest(job.payload)) for job in acked]
         return Call("ack", keys, [job.claim_id for job in acked])
 
     def requeue(
@@ -209,9 +243,9 @@ class PrivateLists(Structure):
             stopped: jobs whose run was cut short because their worker was stopping.
         """
         keys, owner, queue_list = self.keys, jobs[0].owner, jobs[0].queue_list
-        names = [keys.private(owner), keys.queue(queue_list), keys.recovered, keys.stats]
+        names = [keys.private(owner), keys.queue(queue_list), keys.has_history, keys.stats]
         names += [keys.probation(queue_list), keys.on_probation, keys.stopped, keys.stats_rows]
-        names += [keys.recoveries(digest(job.payload)) for job in jobs]
+        names += [keys.history(digest(job.payload)) for job in jobs]
         window = int(self.config.strike_window)
         args = [queue_list, where, window, expires, owner, STOPS_TO_FRONT, STOPS_NAMED]
         for job in jobs:
@@ -245,18 +279,19 @@ class PrivateLists(Structure):
                 ``ms`` milliseconds; 0: they do not.
             earlier: the steps note of earlier runs, as the claim brought it.
             claim: the claim of the running job.
-            is_over: nothing of the job is left to do after this step.
+            is_over: nothing of the job is left to do after this step. The claim stays until the
+                job is acked; the steps note says that the job is over.
 
         Returns:
-            1: it was published; 0: it was published before; -1: the claim is over, another process
-            may run the job.
+            1: it was published; 0: it was published before; -1: the claim is gone, and another
+            process may run the job.
         """
         if was_published(earlier, name):
             return 0
         keys = [claim.private, *map(self.keys.queue, lists)]
         return int(self.scripts.run("step", keys, [claim.id, name, int(is_over), message, ms]))
 
-    def unland(self, owner: str, lists: Mapping[str, int]) -> int:
+    def return_landed(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put the jobs in an owner's landing lists back to the front of their queues.
 
         Arguments:
@@ -266,10 +301,10 @@ class PrivateLists(Structure):
             the number of these jobs.
         """
         total = 0
-        for some in chunks([*lists], UNLAND_LISTS):
+        for some in chunks([*lists], LANDINGS_PER_SCRIPT):
             pairs = [(self.keys.landing(owner, name), self.keys.queue(name)) for name in some]
             names = [key for pair in pairs for key in pair]
-            total += int(self.scripts.run("unland", names, [lists[name] for name in some]))
+            total += int(self.scripts.run("return_landed", names, [lists[name] for name in some]))
         return total
 
     def held(self, owner: str) -> Held:
@@ -293,10 +328,9 @@ class PrivateLists(Structure):
             left_out = set(odd)
             claims = [name for name in claims if name not in left_out]
             warn_once(
-                f"The private list of owner {owner} has {len(odd)} fields that are no claims "
-                f"({', '.join(map(repr, odd[:3]))}). They stay there, and no worker runs "
-                f"them: look at {self.keys.private(owner)} by HGETALL, and put on its queue "
-                "what is a job."
+                f"Unknown fields in a private list (key={self.keys.private(owner)}, "
+                f"fields={len(odd)}): {', '.join(map(repr, odd[:3]))}. They stay there and never "
+                "run: read them with HGETALL, and push what is a job to its queue."
             )
         running = frozenset(filter(claim_number, claims)).difference(waiting)
         return Held(sorted(claims, key=claim_number, reverse=True), running)
@@ -305,12 +339,12 @@ class PrivateLists(Structure):
         """Read the first of some claims of an owner, until their payloads have ``room`` bytes.
 
         Returns:
-            the jobs that are still there, and the number of claims that were looked at.
+            the jobs that are still there, and the number of claims that were examined.
         """
         return self.read([(owner, id) for id in claim_ids], room)
 
     def read(self, claims: Sequence[tuple[str, str]], room: int) -> tuple[list[Job], int]:
-        """Read claims as ``jobs`` does, each of an owner of its own: (owner, claim id)."""
+        """Read claims as ``jobs`` does, of several owners: each is (owner, claim id)."""
         names = [self.keys.private(owner) for owner, _ in claims]
         payloads = self.scripts.run("payloads", names, [room, *(id for _, id in claims)])
         rows = zip(claims, payloads, strict=False)
@@ -327,16 +361,16 @@ class PrivateLists(Structure):
         """Return the key of the private list that has a job."""
         return self.keys.private(job.owner)
 
-    def clear_starts(self, owner: str, claim_ids: Sequence[str]) -> Call:
-        """Return the call that clears the start records of jobs of one owner: it puts their waiting
-        notes back. They have not begun, and do not count as running."""
+    def put_notes_back(self, owner: str, claim_ids: Sequence[str]) -> Call:
+        """Return the call that puts back the waiting notes of jobs of one owner: they have not
+        begun after all, and no longer count as running."""
         return Call("wait", [self.keys.private(owner)], claim_ids)
 
 
 def recognised_by(payload: bytes) -> tuple[int, bytes]:
-    """Return the length and the end of a payload, by which ``claim.lua`` recognises it; 0 and an
-    empty end if it is small, or its end might be that of another job: kombu writes the delivery tag
-    of a message, which is random, last."""
+    """Return the length and the end of a payload, by which ``claim.lua`` recognises it. The end is
+    that of one job only if it has the delivery tag, which is random and which kombu writes last.
+    Return 0 and an empty end if it has none, or if the payload is small."""
     end = payload[-END_BYTES:]
     if len(payload) < LARGE_BYTES or b'"delivery_tag": "' not in end:
         return 0, b""
@@ -357,12 +391,13 @@ def claims_of(fields: Iterable[bytes], *, waiting: bool = False) -> list[str]:
     return [name for name in names if not name.startswith((WAITS, STEPS))]
 
 
-def earlier_of(mark: Any) -> Counters | None:
-    """Read a claimed job's history of earlier deliveries, as ``claim.lua`` returns it: a list of
-    counts, each of which may be missing; 0: the job has none."""
+def history_of(mark: Any) -> Counters | None:
+    """Read a claimed job's history of earlier deliveries, as ``claim.lua`` and ``probation.lua``
+    return it: a list of the fields below, each of which may be missing; or 0: there is no
+    history."""
     if not isinstance(mark, list):
         return None
-    # ``probation.lua`` alone returns the last one.
+    # Only ``probation.lua`` returns the last one.
     counts = ("recoveries", "strikes", "requeues", "token", "steps", "stops")
-    fields = (*counts, "first_claim", "probation")
+    fields = (*counts, "first_claim", "solo_runs")
     return Counters.read(**dict(zip(fields, mark, strict=False)))

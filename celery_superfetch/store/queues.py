@@ -1,16 +1,19 @@
 """Jobs that wait and that no owner has claimed: on kombu's queue lists, and on probation.
 
 A suspect is a job that may have crashed its worker. It is on probation: it waits in a list of its
-own until a worker can run it alone.
+own until a worker can run it alone. For that a worker may *quiesce*: claim nothing until its jobs
+have ended. A *note* stores which job is the oldest of a queue list, and since when: messages do not
+have their age.
 
-The console's commands read lengths and ages. A reaper's pass calls ``note_waiting``. The channel
-calls ``take`` for a receiver that wants no acks, and ``purge``. ``app/dead_set.py`` calls
-``can_take`` and ``note`` when it retries dead jobs. A worker's fetch loop calls ``make_room``, in
-the thread of the event loop. `superfetch drain` calls ``Suspects.requeue``.
+The console's commands read lengths, ages and notes. A *pass* (one run) of a reaper calls
+``note_waiting``. kombu's channel of this package (``transport/channel.py``) calls ``take`` for a
+receiver that wants no acks, and ``purge``. ``app/dead_set.py`` calls ``can_take`` and ``note`` when
+it retries dead jobs. A worker's fetch loop calls ``ask_quiesce``, in the thread of the event loop.
+`superfetch rollback` calls ``Suspects.requeue``.
 
 If the process dies in ``take``, the message is lost, as with stock kombu. Each suspect that
-``requeue`` moves is in exactly one of two lists. A quiesce ends by itself, at the time limit that
-the script has stored. Notes that are missing are written by the next pass.
+``requeue`` moves is in one list or in the other. A quiesce ends by itself, at the time limit that
+the script has stored. The next pass writes the notes that are missing.
 """
 
 from __future__ import annotations
@@ -23,16 +26,17 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..model.job import digest
 from .database import Structure, chunks
+from .paused_queues import PausedQueues
 
-CHUNK = 100  # queue lists of one script
-#: Bytes of messages after which a script reads no other message: while it runs, the server answers
-#: no other client.
-ROOM = 1024 * 1024
-MOVED_AT_ONCE = 50  # suspects that one round trip moves
+LISTS_PER_SCRIPT = 100  # queue lists of one script
+#: Bytes of messages after which a script reads no further message: while it runs, the server
+#: answers no other client.
+MESSAGES_MAX_BYTES = 1024 * 1024
+SUSPECTS_PER_TRIP = 50  # suspects that one round trip moves
 #: Modes of oldest.lua: only read; also write the notes of the named lists; also return the names of
 #: all lists that have a note.
-READ, NOTE, NOTE_ALL = 0, 1, 2
-NOTED = 86400  # seconds after which notes expire that no pass has renewed
+MODE_READ, MODE_NOTE, MODE_NOTE_ALL = 0, 1, 2
+NOTES_TTL_S = 86400  # seconds after which notes expire that no pass has renewed
 
 
 def _text(name: bytes) -> str:
@@ -55,9 +59,9 @@ class Queues(Structure):
 
     def idle_s(self, names: Sequence[str]) -> dict[str, int]:
         """Return queue list -> seconds since a client last read or changed it (OBJECT IDLETIME).
-        Each of its jobs is at least as old. Call it before ``lengths``, which reads the list. A
-        list is left out if it does not exist, or if the server does not say: OBJECT is forbidden,
-        or the server evicts by LFU."""
+        No job was pushed meanwhile, so each of its jobs is at least as old. Call it before
+        ``lengths``, which reads the list. A list is left out if it does not exist, or if the server
+        does not say: OBJECT is forbidden, or the server evicts by LFU."""
         ages = self._at_once(
             (("OBJECT", "IDLETIME", self.keys.queue(n)) for n in names), errors=True
         )
@@ -65,77 +69,88 @@ class Queues(Structure):
 
     def filled(self, names: Iterable[str]) -> list[str]:
         """Return those of these queue lists that have a job."""
-        queue_lists = [*names]
-        sizes = self._at_once([("LLEN", self.keys.queue(n)) for n in queue_lists], errors=True)
-        return [
-            n for n, size in zip(queue_lists, sizes, strict=True) if isinstance(size, int) and size
-        ]
+        return [*self._sizes(names)]
 
     def oldest(self, names: Sequence[str], *, notes: bool = False) -> dict[str, float]:
-        """Return queue list -> seconds since its oldest job was first seen as the oldest. The job
-        is at least as old; its real age is in no message. With ``notes`` a job that is seen for the
-        first time is noted."""
-        return self._ages([*names], NOTE if notes else READ)
+        """Return queue list -> seconds since its oldest job was first found to be the oldest. The
+        job is at least as old; its real age is in no message. With ``notes`` a job that is found
+        for the first time is noted."""
+        return self._ages([*names], MODE_NOTE if notes else MODE_READ)
 
-    def note_waiting(self, names: Iterable[str]) -> None:
+    def note_waiting(self, names: Iterable[str]) -> dict[str, int]:
         """Note which job is the oldest of each of these queue lists, and of each list that has a
-        note already. A few lists take one command. If the process dies midway, the next pass notes
-        the others."""
-        self._ages(sorted(names), NOTE_ALL)
+        note already; return how many jobs wait on each that has one. If none has, a few lists take
+        one command. If the process dies midway, the next pass notes the others."""
+        return self._sizes(self._ages(sorted(names), MODE_NOTE_ALL))
+
+    def _sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return how many jobs wait on each of these queue lists; without those that are empty."""
+        queue_lists = [*names]
+        sizes = self._at_once([("LLEN", self.keys.queue(n)) for n in queue_lists], errors=True)
+        rows = zip(queue_lists, sizes, strict=True)
+        return {name: size for name, size in rows if isinstance(size, int) and size}
 
     def _ages(self, names: list[str], mode: int) -> dict[str, float]:
-        """Run ``oldest.lua`` until it has examined all ``names``. In mode ``NOTE_ALL`` the first
+        """Run ``oldest.lua`` until it has examined all ``names``. With ``MODE_NOTE_ALL`` the first
         run returns the names of the lists that have a note: they are appended to ``names``, and the
         following runs examine them, too."""
         ages: dict[str, float] = {}
         at, keys, prefix = 0, [self.keys.oldest], self.keys.queue("")
-        while at < len(names) or mode == NOTE_ALL:
-            some = names[at : at + CHUNK]
-            (now, *since), noted = self.scripts.run("oldest", keys, [prefix, mode, ROOM, *some])
+        while at < len(names) or mode == MODE_NOTE_ALL:
+            some = names[at : at + LISTS_PER_SCRIPT]
+            # The server ms of now, and since when the oldest job of each list is that (0: there is
+            # none, or it is not known); in mode ``MODE_NOTE_ALL`` also the lists with a note.
+            (now, *since), noted = self.scripts.run(
+                "oldest", keys, [prefix, mode, MESSAGES_MAX_BYTES, *some]
+            )
             at += len(since)
             ages |= {n: (now - s) / 1000 for n, s in zip(some, since, strict=False) if s}
-            if mode == NOTE_ALL:
+            if mode == MODE_NOTE_ALL:
                 names += sorted({_text(name) for name in noted} - {*names})
-                mode = NOTE
+                mode = MODE_NOTE
         return ages
 
     def noted(self) -> list[str]:
-        """Return the queue lists that have a note: the last pass saw a job wait there, or ``note``
-        named the list. They may have no worker."""
+        """Return the queue lists that have a note: the last pass found a job there, or ``note``
+        named the list. There may be no worker that consumes them."""
         return [_text(name) for name in self.client.hkeys(self.keys.oldest)]
 
-    def note(self, names: Iterable[str]) -> None:
+    def add_notes(self, names: Iterable[str]) -> None:
         """Note that these queue lists may have jobs, so that the console's commands show them even
         if no worker consumes them; the next pass adds since when the jobs wait. An error of the
-        server is ignored: the jobs were pushed before."""
+        server is ignored: the jobs are on their queues, and only the display would lack them."""
         oldest = self.keys.oldest
         commands = [("HSETNX", oldest, name, "") for name in names]
         with suppress(RedisError):
-            self._at_once([*commands, ("EXPIRE", oldest, NOTED)])
+            self._at_once([*commands, ("EXPIRE", oldest, NOTES_TTL_S)])
 
-    def take(self, names: Sequence[str], expires: int) -> tuple[bytes, bool] | None:
-        """Remove the next message of some queue lists, in their order, without a claim.
+    def pop_message(
+        self, queue: str, names: Sequence[str], expires: int
+    ) -> tuple[bytes, bool] | None:
+        """Remove the next message of a queue without a claim, unless the queue is paused.
 
         If the process dies afterwards, the message is lost: its receiver asked for no ack.
 
-        Args:
-            names: the queue lists.
-            expires: ms of the queue's x-expires, which each call renews (0: none).
+        Arguments:
+            names: its queue lists, from which a message is taken in this order.
+            expires: ms of its x-expires, which each call renews (0: none).
 
         Returns:
             The message, and whether it was delivered before (it has a history); None if there is
-            none.
+            none, or the queue is paused.
 
         Raises:
             RedisError: the server did not answer; a message may be gone.
         """
+        if PausedQueues(self.database).has(queue):
+            return None
         keys = [self.keys.queue(name) for name in names]
         payload = next(filter(None, map(self.client.rpop, keys)), None)
         if expires:
             self._at_once(("PEXPIRE", key, expires) for key in keys)
         if payload is None:
             return None
-        return payload, bool(self.client.exists(self.keys.recoveries(digest(payload))))
+        return payload, bool(self.client.exists(self.keys.history(digest(payload))))
 
     def ends(self, name: str, count: int) -> list[bytes]:
         """Return the ``count`` oldest and the ``count`` youngest messages of a queue list. In a
@@ -147,7 +162,7 @@ class Queues(Structure):
 
     def purge(self, names: Sequence[str]) -> int:
         """Delete the suspects and the parked jobs of queue lists, in one transaction; return how
-        many there were."""
+        many there were. The queue lists themselves stay: kombu's channel deletes them."""
         keys = self.keys
         with self.client.pipeline() as pipe:
             for name in names:
@@ -163,13 +178,14 @@ class Queues(Structure):
         return [kind in (b"list", b"none") for kind in kinds]
 
 
-class Room(NamedTuple):
-    """The answer to an owner that asks whether it has to quiesce for suspects."""
+class QuiesceAnswer(NamedTuple):
+    """The answer to an owner (a process that claims jobs) that asks whether it has to quiesce for
+    suspects."""
 
-    none: bool  # there are no suspects
+    no_suspects: bool  # no suspect waits that needs a quiesce
     quiesces: bool  # the owner claims nothing until it has no job left
-    #: A suspect waits that may run alongside other jobs: an owner quiesced for it, and its jobs had
-    #: not ended at the time limit.
+    #: A suspect may run alongside other jobs now: an owner quiesced for it before, and that owner's
+    #: jobs had not ended at the time limit.
     alongside: bool
 
 
@@ -186,31 +202,43 @@ class Suspects(Structure):
         """Return how many suspects of a queue list wait."""
         return int(self.client.llen(self.keys.probation(queue_list)))
 
-    def make_room(
+    def ask_quiesce(
         self, owner: str, lists: Sequence[str], first_s: float, pause_factor: int
-    ) -> Room:
+    ) -> QuiesceAnswer:
         """Ask the server whether this owner has to quiesce: to claim nothing until its jobs have
-        ended, so that a suspect can run alone. One owner of the database does at a time.
+        ended, so that a suspect can run alone. One owner of the database quiesces at a time.
 
         Arguments:
             lists: queue lists from which the owner would claim a suspect. Empty: no suspect needs
                 the owner's quiesce any more, and it ends now.
-            first_s: seconds that the first quiesce lasts at most. If it was in vain, the next one
-                lasts twice as long.
-            pause_factor: for so many times the length of a quiesce no owner quiesces after it.
+            first_s: time limit (s) of the first quiesce. If the owner's jobs have not ended by
+                then, the limit of the next quiesce is twice as long.
+            pause_factor: after a quiesce of T seconds no owner quiesces for ``pause_factor`` x T
+                seconds.
         """
-        keys = [self.keys.rest, self.keys.on_probation, *map(self.keys.probation, lists)]
-        window, histories = int(self.config.strike_window), self.keys.recoveries("")
-        args = [owner, int(first_s * 1000), pause_factor, histories, window, ROOM, *lists]
-        answer, alongside = self.scripts.run("make_room", keys, args)
-        return Room(none=answer < 0, quiesces=answer > 0, alongside=bool(alongside))
+        keys = [self.keys.quiesce, self.keys.on_probation, *map(self.keys.probation, lists)]
+        window, histories = int(self.config.strike_window), self.keys.history("")
+        args = [
+            owner,
+            int(first_s * 1000),
+            pause_factor,
+            histories,
+            window,
+            MESSAGES_MAX_BYTES,
+            *lists,
+        ]
+        answer, alongside = self.scripts.run("quiesce", keys, args)
+        return QuiesceAnswer(no_suspects=answer < 0, quiesces=answer > 0, alongside=bool(alongside))
 
     def requeue(self, queue_list: str) -> int:
-        """Move the suspects of a queue list to its front; return how many there were. If the caller
-        crashes midway, each job is in one of the two lists, and a second call moves the rest."""
+        """Move the suspects of a queue list to the front of that list; return how many there were.
+        If the caller dies midway, each job is in one of the two lists, and a second call moves the
+        others."""
         suspects, queue = self.keys.probation(queue_list), self.keys.queue(queue_list)
         size = self.size(queue_list)
         # The newest first, each to the front: the oldest is then the next to be claimed.
-        for commands in chunks([("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, MOVED_AT_ONCE):
+        for commands in chunks(
+            [("LMOVE", suspects, queue, "LEFT", "RIGHT")] * size, SUSPECTS_PER_TRIP
+        ):
             self._at_once(commands)
         return size

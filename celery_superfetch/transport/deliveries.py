@@ -1,24 +1,25 @@
 """The jobs that consumers have: a delivery of each, the ways in which it may leave, and how many a
 channel may have.
 
-kombu calls ``QoS``, once for each message that is acked or rejected, and when the channel closes;
-the worker calls ``Delivery``: a request that ends acks it, and a job that cannot run leaves by
+The fetch loop of a channel has its ``QoS`` deliver each claimed job to the channel's consumer.
+
+kombu calls ``QoS``, once for each message that is acked or rejected, and when the channel closes.
+The worker calls ``Delivery``: a request that ends acks it, and a job that cannot run leaves by
 ``end_by``. They do so in the thread of the consumer's loop, and in a pool's threads and greenlets
 for the jobs that end there. If the process dies, each job that was not acked on the server is in
-the owner's private list, and runs again.
+the owner's private list there; a reaper recovers it, and it runs again.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
-kombu transport.virtual:
-    requeue jobs when a channel closes: QoS.restore_unacked() QoS.restore_unacked_once(stderr)
-    put back what a cancelled read has taken: Channel._restore(message)
 celery worker.
     count the free slots where Celery does: consumer.tasks:Tasks.can_consume>=5.6
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,9 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils import json
 
+from ..model.humanize import number
 from ..model.job import DELIVERY, Job
 from ..model.log_text import one_line_each
-from ..model.words import number
 from .fetch.credit import Credit
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ logger = one_line_each(get_logger(__name__))
 
 
 def mark_redelivered(message: dict[str, Any]) -> None:
-    """Say in a decoded message that it was delivered before, in both places where kombu does."""
+    """Mark a decoded message as delivered before, in both places where kombu does."""
     message["properties"]["delivery_info"]["redelivered"] = True
     message["headers"] = {**(message.get("headers") or {}), "redelivered": True}
 
@@ -58,28 +59,29 @@ class Delivery:
 
     @property
     def is_open(self) -> bool:
-        """Whether the job is not settled yet."""
+        """True if the job is not settled yet."""
         return self.channel.qos.delivery(self.job.claim_id) is not None
 
     def ack(self) -> None:
         """Ack the job. If the process dies before the ack is sent, the job runs again.
 
-        The ack waits for the loop's next tick, which sends it with others. It is sent at once where
-        no tick comes by itself (``Poller.comes_back``, or the channel fetches no more), and in the
-        callback of the last job that was ready: no claim follows soon that would bring it along.
+        The ack waits for the loop's next tick, which sends it with others. It is sent at once in
+        three cases: if no tick comes by itself (``Poller.ticks_by_itself``), if the channel fetches
+        no more, and in the callback of the last job that was ready, since no claim follows soon
+        that would take the ack along.
         """
         channel, fetch, owner = self.channel, self.channel.fetch, self.owner
         channel.qos.drop(self.job)
         owner.leases.ack(self.lease)
-        # Of a channel that fetches no more, no later tick would read the reply.
+        # If the channel fetches no more, no later tick would read the reply.
         waits_for_reply = channel.closed or not channel.consumes
-        if waits_for_reply or not fetch.poller.comes_back or fetch.delivers_the_last:
+        if waits_for_reply or not fetch.poller.ticks_by_itself or fetch.delivers_the_last:
             try:
                 owner.leases.flush(wait=waits_for_reply)
             except (*channel.connection_errors, channel.ResponseError) as exc:
                 logger.warning(
-                    "The ack of job %s could not be sent yet (%s). It is kept and sent again; "
-                    "if this process dies before, the job runs again.",
+                    "The ack of job %s could not be sent yet (%s). It is sent again; if this "
+                    "process dies first, the job runs again.",
                     self.job.title,
                     exc,
                 )
@@ -104,17 +106,19 @@ class Delivery:
             with suppress(*channel.connection_errors, channel.ResponseError):
                 leases.flush()
 
-    def end_by(self, way: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
-        """End the job by a method of ``Settlement`` (recovered, or moved to the dead set); return
-        the dead job, if it became one. If that fails, the delivery stays open."""
+    def end_by(self, method: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
+        """End the job by a method of ``Settlement`` (``method``), which recovers it or moves it to
+        the dead set; return the dead job, if it became one. If that fails, the delivery stays
+        open."""
         if not self.is_open:
             return None
-        dead = way(self.lease, *args)
+        dead = method(self.lease, *args)
         self.drop()
         return dead
 
     def drop(self) -> None:
-        """Forget the job, which leaves by another way than an ack; let the loop claim another."""
+        """Forget the job, which leaves by another way than an ack; wake the loop, which may claim
+        another one."""
         if self.is_open:
             self.channel.qos.drop(self.job)
             self.channel.fetch.poller.wake()
@@ -137,7 +141,7 @@ class Message(virtual.Message):
 
 
 def _decode(lease: Lease) -> dict[str, Any]:
-    """Return the payload of a job as kombu's dict, with what is known of earlier deliveries."""
+    """Return the payload of a job as kombu's dict, with the job's history."""
     message: dict[str, Any] = json.loads(lease.job.payload)
     info = message["properties"]["delivery_info"]
     info["redelivered"] = bool(info.get("redelivered"))  # as stock kombu marks it
@@ -150,7 +154,7 @@ def _decode(lease: Lease) -> dict[str, Any]:
 
 
 def delivery_of(message: Any) -> Delivery | None:
-    """Return the delivery behind kombu's message; None for what is not fetched reliably."""
+    """Return the delivery of kombu's message; None for a message that was not claimed."""
     return message.delivery if isinstance(message, Message) else None
 
 
@@ -160,8 +164,8 @@ class QoS:
     kombu makes one for each channel and calls the methods that kombu's own ``virtual.QoS`` has:
     ``append`` for broadcasts, ``ack`` and ``reject`` for each settled message, ``restore_unacked``
     for a recovery, ``restore_unacked_once`` at each close (a channel may be closed twice) and at
-    the exit of the process. The fetch loop calls ``credit``. If the process dies, nothing of this
-    is needed: the same jobs are in the owner's private list.
+    the exit of the process. The fetch loop calls ``credit`` and ``deliver``. All of this is in
+    memory alone: if the process dies, the same jobs are in the owner's private list.
     """
 
     prefetch_count = 0  # set by kombu; 0: no limit
@@ -169,7 +173,7 @@ class QoS:
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
-        #: Requeues the jobs of a channel that is still open at the exit of the process.
+        #: Calls ``restore_unacked_once`` if the channel is still open at the exit of the process.
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
     def in_use(self) -> int:
@@ -180,7 +184,8 @@ class QoS:
 
     def _held(self) -> int:
         """Return how many jobs the consumer has, with those that still run although their channel
-        is closed: if they did not count, jobs would be reserved behind them."""
+        is closed. If those did not count, further jobs would be claimed and wait for their slots,
+        while other workers are idle."""
         fetch = self.channel._fetch
         return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
@@ -192,6 +197,7 @@ class QoS:
     def credit(self) -> Credit:
         """Return how many jobs the fetch loop may claim now."""
         limit, held = self.prefetch_count, self._held()
+        # True if Celery's worker has put its own function in the place of the method.
         counts_slots = "can_consume" in self.__dict__
         is_unlimited = not (limit or counts_slots)
         return Credit(self._room(held, is_unlimited, counts_slots), held, limit, is_unlimited)
@@ -205,10 +211,37 @@ class QoS:
             # Celery's function says whether a slot is free, not how many: so one job at a time.
             return int(not backlog_count and bool(self.can_consume()))
         if is_unlimited:
-            # One at a time, as stock does: the first of two consumers would claim the whole queue.
+            # One job at a time, as stock kombu does. Otherwise the first of two consumers would
+            # claim the whole queue.
             return int(not backlog_count)
         limit: int = fetch.owner.config.claim_limit
         return max(0, min(limit, self.prefetch_count - held - backlog_count))
+
+    def deliver(self, lease: Lease) -> bool:
+        """Call the consumer with a claimed job. Return False if the job was requeued, or settled by
+        the channel's intake (to the dead set, to probation, or parked) instead. If something fails
+        before the call, the job stays in the backlog, and the error is raised."""
+        channel = self.channel
+        consumer = channel.consumer_of(lease.job.queue_list)
+        if consumer is None:  # it was cancelled after the claim
+            channel.fetch.requeue([lease])
+            return False
+        try:
+            is_settled = channel.intake.apply_limits(lease, channel)
+            message = None if is_settled else self.receive(lease)
+        except BaseException:  # also the end of a greenlet, and what a signal handler raises
+            # The close of the channel requeues the jobs of the backlog. A job that is not there
+            # would stay claimed, and never run.
+            channel.fetch.backlog.ready.appendleft(lease)
+            raise
+        if message is None or channel.intake.park_if_due_later(message):
+            return False
+        try:
+            consumer(message)
+        except Exception as exc:
+            if not channel.intake.reject_unreadable(message, exc):
+                raise
+        return True
 
     def receive(self, lease: Lease) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
@@ -220,7 +253,7 @@ class QoS:
         except MemoryError:  # not the fault of the payload
             raise
         except Exception:  # a payload may raise any error in a parser, and must not end the worker
-            self.channel.owner.settlement.quarantine(lease)
+            self.channel.owner.settlement.kill_unparseable(lease)
             return None
 
     def append(self, message: Any, delivery_tag: Any) -> None:
@@ -230,11 +263,12 @@ class QoS:
         return self.unsettled[delivery_tag]
 
     def delivery(self, delivery_tag: Any) -> Delivery | None:
-        """Return what was delivered; None when it is settled, or was no claim (fanout)."""
+        """Return the delivery of a tag; None if it is settled, or the message was not claimed (a
+        broadcast)."""
         return delivery_of(self.unsettled.get(delivery_tag))
 
     def drop(self, job: Job) -> None:
-        """Forget a job; its room counts as free."""
+        """Forget a job, which no longer counts against the prefetch."""
         self.unsettled.pop(job.claim_id, None)
 
     def ack(self, delivery_tag: Any) -> None:
@@ -249,14 +283,12 @@ class QoS:
         if delivery is not None:
             return delivery.requeue("back")
         message = self.unsettled.get(delivery_tag)
-        if message is not None and not self._is_broadcast(message):
-            # A read had taken it from a queue without acks when that was cancelled.
-            virtual.Channel._restore(self.channel, message)
+        if message is not None and not self.channel.is_broadcast(
+            message.delivery_info.get("exchange")
+        ):
+            # A BRPOP had brought the message when its consumer, which wants no acks, was cancelled.
+            self.channel.put_back(message)
         self.ack(delivery_tag)
-
-    def _is_broadcast(self, message: Any) -> bool:
-        exchange = message.delivery_info.get("exchange")
-        return bool(self.channel.typeof(exchange).type == "fanout")
 
     def _in_hand(self) -> list[Lease]:
         """Return the leases of jobs that were delivered and not settled, the newest first."""
@@ -266,35 +298,39 @@ class QoS:
     def restore_unacked(self, client: Any = None) -> list[Any]:
         """Requeue the jobs that were delivered and do not run; return no errors. A job that runs
         stays with its owner, and its ack is sent without this channel."""
-        if not (back := self._in_hand()):
+        if not (requeued := self._in_hand()):
             return []
         fetch, owner = self.channel.fetch, self.channel.owner
-        owner.leases.close(back)
+        owner.leases.close(requeued)
         fetch.poller.wake()
-        if given := sum(not lease.runs for lease in back):
-            logger.info("Channel closed: requeued %s.", number(given, "job"))
-        for lease in back:
+        if waiting_count := sum(not lease.runs for lease in requeued):
+            logger.info("Channel closed: requeued %s.", number(waiting_count, "job"))
+        for lease in requeued:
             if not lease.runs:  # also where the requeue could not be sent yet: it is pending
                 self.drop(lease.job)
         return []
 
-    def requeue_waiting(self) -> int:
-        """Requeue, at once and in order, the jobs that the consumer has not seen, or not started;
-        return how many. Those can no longer start. Any thread may call this."""
+    def requeue_waiting(self, lists: Collection[str] | None = None) -> int:
+        """Requeue, at once and in order, the jobs that the consumer has not received, and those
+        that it has not started, all or those of some queue lists; return how many. They can no
+        longer start. Any thread may call this."""
         fetch = self.channel.fetch
-        unseen = fetch.requeue_unseen()
-        back = fetch.owner.leases.requeue_waiting(self._in_hand())
-        for lease in back:
+        unseen = fetch.requeue_unseen(lists)
+        in_hand = self._in_hand()
+        if lists is not None:
+            in_hand = [lease for lease in in_hand if lease.job.queue_list in lists]
+        requeued = fetch.owner.leases.requeue_waiting(in_hand)
+        for lease in requeued:
             self.drop(lease.job)
-        return unseen + len(back)
+        return unseen + len(requeued)
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Requeue as ``restore_unacked``. kombu calls this at each close; nothing it does may fail
-        the second time, and it raises nothing at exit."""
+        """Requeue as ``restore_unacked``. kombu calls this at each close, so a second call must do
+        no harm."""
         self.at_exit.cancel()
         if self.channel.do_restore:
             self.restore_unacked()
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing. kombu's poller calls this to requeue jobs after the visibility timeout; here
-        the reaper knows which owner is dead."""
+        """Do nothing. kombu's poller calls this to requeue jobs after the visibility timeout. This
+        package has none: a reaper requeues the jobs of an owner that is dead."""

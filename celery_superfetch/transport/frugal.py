@@ -1,9 +1,9 @@
 """kombu's Redis channel without connections that it does not use.
 
 kombu's own channel has two connection pools, opens a connection in each to ping the server, and
-keeps both until it is closed. Managed services sell plans by the number of connections. This one
-uses the pool of its process for all commands but BRPOP, and has a connection for BRPOP only while
-it consumes a queue without acks.
+keeps both until it is closed. Managed services sell plans by the number of connections.
+``FrugalChannel`` uses one pool for all channels of its process, for all commands but BRPOP. It has
+a connection for BRPOP only while it consumes a queue without acks.
 
 ``Channel`` (``channel.py``) inherits from it, and kombu calls all of its methods, in the thread
 that uses the channel: a producer's, or that of a worker's event loop.
@@ -11,13 +11,14 @@ that uses the channel: a producer's, or that of a worker's event loop.
 If the process dies, its connections close, and no key has to be removed. A message that the server
 sends by BRPOP at that moment is lost, as with stock kombu: the queue has no acks.
 
+Names of other projects that they do not document follow; a test checks each.
+
 Foreign names:
 
 kombu transport.redis:Channel.
-    keep no connection that is not used: client _create_client(asynchronous=) _in_poll _pool
-        _get_pool(asynchronous=) _disconnect_pools() _fanout_queues
-        _on_connection_disconnect(connection) active_queues _basic_cancel(consumer_tag)
-        _brpop_read() _connparams(asynchronous)
+    keep no connection that is not used: _create_client(asynchronous=) _in_poll
+        _on_connection_disconnect(connection) _basic_cancel(consumer_tag) _brpop_read()
+        _connparams(asynchronous)
 """
 
 from __future__ import annotations
@@ -35,32 +36,46 @@ class FrugalChannel(redis.Channel):
     """A channel that shares a connection pool with the other channels of its process, and has a
     connection for BRPOP only while it consumes a queue without acks."""
 
-    _pool: Any = None  # the shared pool
+    _made_pool: Any = None  # kombu's pool, in whose place the shared one is; without connections
+    _shared_pool: SharedPool | None = None
     _is_made = False  # kombu's constructor has returned
     _closing_connection: Any = None  # the connection for BRPOP, while this channel closes it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        try:
+            super().__init__(*args, **kwargs)
+        except Exception:  # the server cannot be reached
+            self._leave_pool()
+            raise
         self._is_made = True
-        # kombu has pinged the server with a client on the shared pool, and keeps it as its client
-        # for BRPOP. It is forgotten: BRPOP gets a connection of its own, when it needs one.
+        # In the constructor kombu has pinged the server with the value of ``client`` below, a
+        # client on the shared pool. It is dropped here, so that the next access makes another
+        # client, with a connection of its own for BRPOP.
         self.__dict__.pop("client", None)
 
-    def _get_pool(self, asynchronous: bool = False) -> Any:
-        """Return the pool that all channels of this process and its owner (the object that claims
-        and acks its jobs) share at one server.
-
-        ``asynchronous``: return kombu's own pool, for BRPOP and broadcasts: its connections have to
-        tell this channel when they are lost.
+    @property
+    def pool(self) -> Any:
+        """The pool of this process at one server. All its channels share it with the owner, the
+        object that claims and acks the jobs of the process. For BRPOP and broadcasts kombu has
+        another pool (``async_pool``), whose connections report to this channel that they are lost.
         """
-        made = super()._get_pool(asynchronous)
-        if asynchronous or not self._is_shareable(made):
+        # kombu reads options of the channel as it makes its pool. It opens no connection then, and
+        # makes another pool after a fork.
+        made: Any = super().pool
+        if not self._is_shareable(made):
             return made
-        pool = shared_pool(self._params_of(made))
-        pool.enter(self)
-        return pool
+        if self._shared_pool is None or self._made_pool is not made:
+            self._made_pool, self._shared_pool = made, shared_pool(self._params_of(made))
+            self._shared_pool.enter(self)
+        return self._shared_pool
 
-    def here(self) -> Params:
+    def _leave_pool(self) -> None:
+        """Leave the shared pool, which other channels may use."""
+        pool, self._shared_pool = self._shared_pool, None
+        if pool is not None:
+            pool.leave(self)
+
+    def server_params(self) -> Params:
         """Return the parameters of connections to this channel's database."""
         params: Params = self._connparams()
         return params
@@ -73,20 +88,13 @@ class FrugalChannel(redis.Channel):
     def _params_of(self, made: Any) -> Params:
         """Return the parameters of the connections of a pool that kombu has made;
         ``SentinelChannel`` overrides it."""
-        return self.here()
-
-    def _disconnect_pools(self) -> None:
-        # kombu would disconnect the pool, which other channels may use.
-        if isinstance(self._pool, SharedPool):
-            self._pool.leave(self)
-            self._pool = None
-        super()._disconnect_pools()
+        return self.server_params()
 
     @lazy_property
     def client(self) -> Any:
-        """kombu's client for BRPOP, with a connection of its own. In kombu's constructor, which
-        pings the server with it, it uses the shared pool: otherwise each producer would open a
-        connection that it never uses again."""
+        """kombu's client for BRPOP, with a connection of its own. While kombu's constructor runs,
+        the client uses the shared pool instead: kombu pings the server with it there, and each
+        producer would open a connection that it never uses again."""
         return self._create_client(asynchronous=self._is_made)
 
     def _close_idle_client(self) -> None:
@@ -114,6 +122,11 @@ class FrugalChannel(redis.Channel):
         if connection is not self._closing_connection:
             super()._on_connection_disconnect(connection)
 
+    def is_broadcast(self, exchange: str) -> bool:
+        """Return whether the messages of an exchange are broadcasts, which go to every queue that
+        is bound to it."""
+        return bool(self.typeof(exchange).type == "fanout")
+
     def _basic_cancel(self, consumer_tag: str) -> Any:
         result = super()._basic_cancel(consumer_tag)
         self._close_idle_client()
@@ -126,8 +139,9 @@ class FrugalChannel(redis.Channel):
             self._close_idle_client()
 
     def close(self) -> None:
-        if not self.closed and self._fanout_queues:
+        if not self.closed and any(map(self.is_broadcast, self.state.exchanges)):
             # kombu deletes the bindings of this channel's broadcast queues (auto-delete) only if it
             # has a client for BRPOP.
             self.__dict__.setdefault("client", self._create_client())
         super().close()
+        self._leave_pool()

@@ -1,20 +1,22 @@
 """kombu's poller, which also watches the sockets of blocking reads and lets each fetch loop tick.
 
 It has two callers. Celery's event loop (the *hub*) calls ``on_poll_start`` before it sleeps and
-``on_readable`` for a socket; without a hub (threads, gevent, plain kombu) ``drain_events`` calls
-``get``. Both let each fetch loop tick, and deliver the jobs that are ready. Other threads call
-``wake``. If the process dies, its sockets close, and the server ends its blocking reads; a job that
-one of them brings at that moment has landed, and the reaper requeues it.
+the callback of each socket that is readable; the transport gives it the hub (``attach``). Without a
+hub (threads, gevent, plain kombu) kombu's ``drain_events`` calls ``get``. Both let each fetch loop
+tick, and deliver the jobs that are ready. Other threads call ``wake``. A *round* is one pass of
+``drain_events`` over the sockets that are readable.
+
+If the process dies, its sockets close, and the server ends its blocking reads. A job that a read
+brings at that moment is in a landing list of the owner on the server, and the reaper requeues it.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
 kombu transport.redis:MultiChannelPoller.
-    fetch once in each tick of the loop: _channels _in_protected_read on_poll_start()
-        get(callback,timeout)
+    fetch once in each tick of the loop: on_poll_start() get(callback,timeout)
     read blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
     forget a connection that is closed: _chan_to_sock
-kombu asynchronous.hub:Hub.
-    watch no socket together with a forked child: _create_poller()
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ from weakref import WeakSet
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
-from ..owner.in_flight.executor import CONSUMER
+from ..owner.in_flight.executor import NO_POOL
 from .fetch.queue_lists import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from .fetch.fetch_loop import FetchLoop
 
-#: Most seconds of deliveries in one tick of the event loop. Remote control, timers and other
-#: sockets wait meanwhile; and so do the acks of jobs that ended in a pool: a crash would run these
-#: again.
-DELIVERING = 0.01
+#: The longest time (s) for which one tick of the event loop delivers jobs. Remote control, timers
+#: and other sockets wait meanwhile. So do the acks of jobs that ended in a pool: if the process
+#: died, those jobs would run again.
+DELIVERY_BUDGET_S = 0.01
 
 
 #: The pollers of this process, and of the parent that it was forked from.
@@ -49,54 +51,74 @@ _pollers: WeakSet[Poller] = WeakSet()
 
 class Poller(MultiChannelPoller):
     """kombu's poller for BRPOP (``no_ack`` queues) and LISTEN (fanout), which fetches jobs as well.
-    While some are left to deliver, or a thread calls ``wake``, a pipe is readable (the *doorbell*),
-    so that any event loop comes back at once."""
+    While there are jobs left to deliver, or after a thread has called ``wake``, a pipe (the
+    *doorbell*) is readable, so that the event loop comes back at once instead of sleeping."""
 
     hub: Any = None
-    runner = CONSUMER  # a Celery worker sets its own, before anything is fetched
+    executor = NO_POOL  # a Celery worker sets its own, before anything is fetched
     _tick_timer: Any = None
     _doorbell: tuple[int, int] | None = None
     _rung = _end_round = False
+    _is_reading = False  # within kombu's ``get``
     _polled_at = 0.0  # when ``get`` read other sockets last (monotonic s)
 
     def __init__(self) -> None:
         super().__init__()
+        #: The fetch loops of the open channels that consume.
+        self._fetch_loops: list[FetchLoop] = []
         self._ticks: set[Callable[[], object]] = set()
         self._watched: dict[int, Callable[[], object]] = {}
-        #: Held where the doorbell is rung from elsewhere, and where it is taken down.
+        #: Held when another thread rings the doorbell, and when the doorbell is closed: a thread
+        #: must not write to a file descriptor that was closed.
         self._door = threading.Lock()
-        self._loop = threading.get_ident()
+        self._loop_thread_id = threading.get_ident()  # the id of the loop's thread
         _pollers.add(self)
 
     @property
-    def comes_back(self) -> bool:
-        """Whether the next tick comes without a call of the consumer, so that an ack may wait for
+    def ticks_by_itself(self) -> bool:
+        """True if the next tick comes without a call of the consumer, so that an ack may wait for
         it."""
-        elsewhere = threading.get_ident() != self._loop
-        return self.hub is not None or (self.runner.endless and elsewhere)
+        in_other_thread = threading.get_ident() != self._loop_thread_id
+        return self.hub is not None or (self.executor.endless and in_other_thread)
 
     @property
     def inline(self) -> bool:
-        """Whether jobs may run in the thread that delivers them."""
-        return self.hub is None or self.runner.inline
+        """True if jobs may run in the thread that delivers them."""
+        return self.hub is None or self.executor.inline
 
     def attach(self, hub: Any, ticks: set[Callable[[], object]]) -> None:
-        """Watch the sockets with Celery's loop from now on. ``ticks`` are the callbacks that kombu
-        gave to that loop; ``close`` removes them, since kombu would leave them at a reconnect."""
+        """Watch the sockets with Celery's loop from now on; ``Transport.register_with_event_loop``
+        calls this at each connect.
+
+        Arguments:
+            ticks: the callbacks that kombu added to the loop's ``on_tick`` for this connection;
+                ``close`` removes them, since kombu would leave them there at a reconnect.
+        """
         self.hub = hub
         self._ticks |= ticks
-        for fd in self._watched:
-            hub.add_reader(fd, self.on_readable, fd)
+        for fd, on_readable in self._watched.items():
+            hub.add_reader(fd, on_readable)
         if self._tick_timer is not None:
             self._tick_timer.cancel()
-        # A tick a second also if no socket becomes readable: some of its duties are due at a time.
+        # A timer that does nothing (``bool``) makes the loop tick once a second also if no socket
+        # becomes readable: some duties of a tick are due at a time.
         self._tick_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
 
+    def add_fetch_loop(self, fetch: FetchLoop) -> None:
+        """Start to tick a fetch loop; its channel has made it."""
+        self._fetch_loops.append(fetch)
+
+    def remove_fetch_loop(self, fetch: FetchLoop) -> None:
+        """Stop to tick a fetch loop; its channel closes."""
+        with contextlib.suppress(ValueError):  # it was removed before: the connection has closed
+            self._fetch_loops.remove(fetch)
+
     def watch(self, fd: int, on_readable: Callable[[], object]) -> None:
-        """Call ``on_readable`` when ``fd`` is; it returns whether it delivered a message."""
+        """Call ``on_readable`` when ``fd`` is readable; it returns whether it delivered a
+        message."""
         self._watched[fd] = on_readable
         if self.hub is not None:
-            self.hub.add_reader(fd, self.on_readable, fd)
+            self.hub.add_reader(fd, on_readable)
         else:
             self.poller.register(fd, self.eventflags)
 
@@ -113,8 +135,8 @@ class Poller(MultiChannelPoller):
 
     def forget(self, channel: Any, client: Any) -> None:
         """Stop watching a client's connection, before it is closed. Under gevent kombu polls by
-        ``select``, from which no kernel takes a closed socket; and another connection may get its
-        number, and would be read as this one."""
+        ``select``, and no kernel removes a closed socket from its list. Another connection may get
+        the same file descriptor, and would be read as this one."""
         for key in list(self._chan_to_sock):
             if key[:2] == (channel, client):
                 del self._chan_to_sock[key]
@@ -125,7 +147,8 @@ class Poller(MultiChannelPoller):
                         self._unregister_fd(fd)
 
     def ring(self) -> None:
-        """Let the loop come back at once; in another thread call ``wake``."""
+        """Make the loop come back at once. Only the loop's thread calls this; another thread calls
+        ``wake``."""
         doorbell = self._doorbell_ends()
         if not self._rung:
             self._rung = True
@@ -142,23 +165,24 @@ class Poller(MultiChannelPoller):
     def wake(self, *, end_round: bool = False) -> None:
         """Make the loop come back at once, if this is another thread, or greenlet, than the loop's.
 
-        Such a thread calls it when a job has left: that may make room in a prefetch that was full.
-        While it is full, no job's arrival ends the loop's sleep, and so the worker would be idle
-        for seconds (under gevent always, with threads before Celery 5.7).
+        Such a thread calls it when a job has left, since the worker may then claim another one.
+        While the prefetch is full, nothing is read that an arriving job could make readable. So
+        the loop would sleep on, and the worker be idle for seconds (under gevent always, with
+        threads before Celery 5.7).
 
         Arguments:
-            end_round: let ``drain_events`` return, as for a message.
+            end_round: make ``drain_events`` return, as after a message.
         """
-        if threading.get_ident() != self._loop:
+        if threading.get_ident() != self._loop_thread_id:
             with self._door:
                 if self._doorbell is not None:
                     self._end_round |= end_round
                     self.ring()
 
     def _answer(self) -> bool:
-        """Deliver what is ready since the doorbell was rung; return whether the round ends."""
-        # All of it, since two threads may have rung at once; and first, so that a thread that rings
-        # during the deliveries is heard by the next round.
+        """Answer the doorbell: deliver the jobs that are ready; return whether the round ends."""
+        # The pipe is emptied, since two threads may have rung at once. It is emptied before the
+        # deliveries, so that a ring during them makes the next round answer again.
         with contextlib.suppress(BlockingIOError):
             os.read(self._doorbell_ends()[0], 16)
         self._rung = False
@@ -169,18 +193,14 @@ class Poller(MultiChannelPoller):
         return delivered or end_round
 
     @property
-    def _fetches(self) -> list[FetchLoop]:
-        return [made for channel in list(self._channels) if (made := channel._fetch) is not None]
-
-    @property
     def _deliverable(self) -> bool:
-        return any(fetch.deliverable for fetch in self._fetches)
+        return any(fetch.deliverable for fetch in list(self._fetch_loops))
 
     def _deliver(self, until: float = 0.0) -> bool:
-        """Deliver what is ready, until some time (monotonic s), and at least one job of each
-        channel; return whether one was delivered."""
+        """Deliver jobs that are ready, until the time ``until`` (monotonic s), and at least one job
+        of each channel; return whether a job was delivered."""
         delivered = False
-        for fetch in self._fetches:
+        for fetch in list(self._fetch_loops):
             while fetch.deliverable:
                 delivered = fetch.deliver() or delivered
                 if monotonic() >= until:
@@ -188,36 +208,40 @@ class Poller(MultiChannelPoller):
         return delivered
 
     def on_poll_start(self) -> None:
-        """Tick, and deliver for up to ``DELIVERING``. Celery's loop calls this before it sleeps."""
+        """Tick, and deliver for up to ``DELIVERY_BUDGET_S`` s. Celery's loop calls this before it
+        sleeps."""
         super().on_poll_start()
-        if self._in_protected_read:  # kombu calls this from ``get``, too, which has ticked already
+        if self._is_reading:  # kombu calls this from ``get``, too, which has ticked already
             return
-        until, delivered = monotonic() + DELIVERING, False
+        until, delivered = monotonic() + DELIVERY_BUDGET_S, False
         self._tick_fetch_loops()
-        # In a solo pool a job acks when Celery's loop has ended this tick: one job a tick.
-        while not self.runner.inline and self._deliverable and monotonic() < until:
+        # In a solo pool a job is acked only after Celery's loop has ended this tick, so that each
+        # tick delivers one job.
+        while not self.executor.inline and self._deliverable and monotonic() < until:
             delivered = self._deliver(until) or delivered
             self._tick_fetch_loops()
         # After a delivery the next tick has to come at once: Celery's loop writes new jobs to the
         # processes of its pool only then.
-        if (delivered and self._channels) or self._deliverable:
+        if (delivered and self._fetch_loops) or self._deliverable:
             self.ring()
 
     def _tick_fetch_loops(self) -> None:
-        """Let the fetch loop of each channel tick."""
-        self._loop = threading.get_ident()
-        self.runner.on_turn()
-        for channel in list(self._channels):
-            if channel._fetch is not None and not channel.closed:
-                channel._fetch.tick()
+        """Call ``tick`` of the fetch loop of each channel."""
+        self._loop_thread_id = threading.get_ident()
+        self.executor.on_tick()
+        for fetch in list(self._fetch_loops):
+            if fetch in self._fetch_loops:  # a tick may close another channel
+                fetch.tick()
 
     def on_readable(self, fileno: int) -> Any:
+        """Read a socket of kombu's. If kombu has not noticed yet that its socket was closed, a
+        watched one may have its number by now: that one is read."""
         handler = self._watched.get(fileno)
         return handler() if handler is not None else super().on_readable(fileno)
 
     def handle_event(self, fileno: int, event: int) -> Any:
         if fileno in self._watched:
-            # Truthy ends the round, and drain_events returns.
+            # A true value ends the round, and ``drain_events`` returns.
             return self.on_readable(fileno) or None
         # A socket that was read earlier in this round may have closed this one.
         return super().handle_event(fileno, event) if fileno in self._fd_to_chan else None
@@ -228,25 +252,34 @@ class Poller(MultiChannelPoller):
         if self._deliverable and self._deliver_here(callback):
             return None
         wait = POLL_INTERVAL if timeout is None else min(timeout, POLL_INTERVAL)
-        return super().get(callback, wait)
+        return self._read(callback, wait)
+
+    def _read(self, callback: Any, timeout: float) -> Any:
+        """Wait for a socket, as kombu does; raise Empty if no message came."""
+        self._is_reading = True
+        try:
+            return super().get(callback, timeout)
+        finally:
+            self._is_reading = False
 
     def _deliver_here(self, callback: Any) -> bool:
-        """Deliver one job, or what another socket has brought; return whether something was. In
-        Celery's worker the other sockets are read first, since remote control is the most urgent;
-        elsewhere they are so once in ``DELIVERING`` seconds."""
+        """Deliver one job, or one message from another socket (BRPOP, broadcasts); return whether
+        something was delivered. In Celery's worker the other sockets are read first, since remote
+        control is the most urgent; a plain consumer reads them first once in ``DELIVERY_BUDGET_S``
+        seconds."""
         self._doorbell_ends()  # makes it, so that a thread that acks the job can wake the loop
         now = monotonic()
-        if self.runner.endless or now >= self._polled_at + DELIVERING:
+        if self.executor.endless or now >= self._polled_at + DELIVERY_BUDGET_S:
             self._polled_at = now
             with contextlib.suppress(Empty):
-                super().get(callback, 0)
+                self._read(callback, 0)
                 return True
         return self._deliver()
 
     def close(self) -> None:
-        """Stop watching, and take down the doorbell. kombu calls this when the connection closes,
-        or was lost; what is ready is requeued by the channels."""
-        self.runner.on_close()
+        """Stop watching, and close the doorbell. kombu calls this when the connection closes, or
+        was lost; the channels requeue the jobs that are ready."""
+        self.executor.on_close()
         for fd in list(self._watched):
             self.unwatch(fd)
         with self._door:
@@ -257,15 +290,16 @@ class Poller(MultiChannelPoller):
             self.hub.on_tick -= self._ticks
         if self._tick_timer is not None:
             self._tick_timer.cancel()
+        self._fetch_loops.clear()
         super().close()
 
     def leave_to_parent(self) -> None:
-        """Watch only sockets of this forked child from now on. The kernel's set of watched sockets
-        is shared with the parent: if the child removed one while it closes its copies (as kombu's
-        loop does when it ends), the parent would never be told of it again."""
+        """Watch only sockets of this forked child from now on. The child has inherited the kernel's
+        set of watched sockets, and shares it with the parent. If the child removed a socket from it
+        (as kombu's loop does when it ends), the parent would never read that socket again."""
         self.poller, self._door = poll(), threading.Lock()
         if self.hub is not None:
-            self.hub._create_poller()
+            self.hub.poller = poll()
             self.hub = None
 
 

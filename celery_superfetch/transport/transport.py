@@ -1,11 +1,13 @@
 """The kombu transports, one for Redis and one for Sentinels: they give kombu the reliable channel
 and the poller, and check the options.
 
-``install()`` names one to Celery, or an application names it to ``kombu.Connection``. kombu makes
-one with each connection, in workers, producers and commands, in the thread that connects. In a
+``install()`` names a transport to Celery, or an application names it to ``kombu.Connection``. kombu
+makes one for each connection, in workers, producers and commands, in the thread that connects. In a
 worker Celery calls ``register_with_event_loop`` each time it has connected.
 
-It has no state outside of the process, so that a death leaves nothing.
+A transport has no state outside of the process. If the process dies, nothing has to be repaired.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
@@ -22,11 +24,11 @@ from typing import Any
 from kombu.transport import redis
 
 from ..errors import ConfigError
-from ..model.config import OPTIONS, Config
+from ..model.config import TYPE_BY_OPTION, Config
 from ..model.lazy import lazy_property
-from ..store.redis.connections import ASKED_ONCE, Params, discreetly, sentinel_params
+from ..store.redis.connections import ASKED_ONCE, Params, sentinel_params, without_passwords
 from ..store.redis.server import warn_once
-from ..store.redis.slots import TAGGED
+from ..store.redis.slots import HASH_TAGGED
 from .channel import Channel
 from .poller import Poller
 
@@ -38,11 +40,12 @@ KOMBU_OPTIONS = (
     "retry_on_error socket_read_size"
 )
 
-#: Seconds for which a producer's first call begins new tries to connect, if another server may take
-#: over. Each later call makes four tries, which take as long together (docs/guide/cluster.md).
+#: If another server may take over: seconds for which a producer's first call begins new tries to
+#: connect. Each later call makes four tries, which together take about as long
+#: (docs/run/topologies.md).
 FIRST_CALL = 25.0
 
-#: Options that are kombu's: this package neither reads them nor warns of them.
+#: All options that kombu and Celery read: this package does not warn that they mean nothing.
 KNOWN_OPTIONS = {*KOMBU_OPTIONS.split(), *redis.SentinelChannel.from_transport_options}
 
 
@@ -51,7 +54,7 @@ def _keep_transport(client: Any) -> None:
     kombu's ``switch`` chooses by the scheme of that URL: without this it would silently choose
     kombu's own transport. A connection that names the transport by a scheme needs nothing."""
     name = client.transport_cls
-    is_done = "switch" in vars(client)
+    is_done = "switch" in vars(client)  # an earlier call has set ``keep`` below
     if is_done or (isinstance(name, str) and ":" not in name):
         return
     switch = client.switch
@@ -63,7 +66,7 @@ def _keep_transport(client: Any) -> None:
     client.switch = keep
 
 
-def discreet(connection: Any) -> str:
+def masked_url(connection: Any) -> str:
     """Return the URL of a connection with ``**`` in the place of its password, and without ``**``
     if it has none: kombu's ``as_uri`` may add it then."""
     url: str = connection.as_uri()
@@ -83,17 +86,17 @@ class Transport(redis.Transport):
         try:
             self.config  # noqa: B018 - read now: a producer is warned, a consumer is refused later
         except ConfigError as exc:
-            warn_once(f"celery_superfetch: {exc} (a worker refuses to start with it)")
+            warn_once(f"celery_superfetch: {exc}. A worker refuses to start with it.")
         else:
-            if names := {*(client.transport_options or ())} - {*OPTIONS, *KNOWN_OPTIONS}:
+            if names := {*(client.transport_options or ())} - {*TYPE_BY_OPTION, *KNOWN_OPTIONS}:
                 warn_once(
-                    f"celery_superfetch: of broker_transport_options, {', '.join(sorted(names))} "
-                    "means nothing with a Redis broker; is it another's, or misspelt?"
+                    "celery_superfetch: broker_transport_options that have no effect with Redis: "
+                    f"{', '.join(sorted(names))}. Correct the spelling, or remove them."
                 )
         self.cycle = Poller()  # kombu's name for a transport's poller
         _keep_transport(client)
         prefix = str(client.transport_options.get("global_keyprefix") or "")
-        if self.may_fail_over or len(client.alt) > 1 or TAGGED.match(prefix):
+        if self.may_fail_over or len(client.alt) > 1 or HASH_TAGGED.match(prefix):
             # Celery's default of 4 s would end the first call of a process before a failover ends.
             client.transport_options.setdefault("connect_retries_timeout", FIRST_CALL)
 
@@ -115,12 +118,14 @@ class SentinelChannel(Channel, redis.SentinelChannel):
     """kombu's Sentinel channel; jobs that want an ack are fetched reliably."""
 
     def _sentinel_managed_pool(self, asynchronous: bool = False) -> Any:
-        given = getattr(self, "sentinel_kwargs", None)
-        self.sentinel_kwargs = {**ASKED_ONCE, **(given or {})}
+        options = getattr(self, "sentinel_kwargs", None)
+        self.sentinel_kwargs = {**ASKED_ONCE, **(options or {})}
         pool = super()._sentinel_managed_pool(asynchronous)
         # A pool without ``sentinel_manager`` is a fake one, in kombu's own tests.
         if manager := getattr(pool, "sentinel_manager", None):
-            manager.discover_master = discreetly(manager.discover_master, self.sentinel_kwargs)
+            manager.discover_master = without_passwords(
+                manager.discover_master, self.sentinel_kwargs
+            )
         return pool
 
     def _is_shareable(self, made: Any) -> bool:
@@ -135,13 +140,13 @@ class SentinelChannel(Channel, redis.SentinelChannel):
     def _slot(self, params: Params) -> None:
         return None  # Sentinels watch no cluster
 
-    def here(self) -> Params:
+    def server_params(self) -> Params:
         """Return the parameters of connections to the primary that the Sentinels name."""
-        self.pool  # noqa: B018 - making it calls ``_params_of``
+        self.pool  # noqa: B018 - its first access calls ``_params_of``
         return self._managed
 
-    def elsewhere(self) -> list[Params]:
-        return []  # the other URLs are those of Sentinels, and ``here`` has all of them
+    def failover_targets(self) -> list[Params]:
+        return []  # the other URLs are those of Sentinels, and ``server_params`` has all of them
 
 
 class SentinelTransport(Transport):
@@ -156,6 +161,6 @@ class SentinelTransport(Transport):
         if not (client.transport_options or {}).get("master_name"):
             self.config  # noqa: B018 - if the option's name is misspelt, this raises and says so
             raise ConfigError(
-                "sentinel:// needs to know which primary is meant: set 'master_name' in "
-                "broker_transport_options to the name that the Sentinels monitor it by"
+                "sentinel:// requires the name of the primary: set 'master_name' in "
+                "broker_transport_options, as the Sentinels name it"
             )

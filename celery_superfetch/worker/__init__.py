@@ -1,4 +1,7 @@
-"""What a Celery worker gets: the only room that touches Celery's worker and its pools.
+"""The parts of a Celery worker: bootsteps, gate, request class, pool adapters, maintenance threads.
 
-Nothing imports it; Celery loads its bootsteps by name.
+Celery loads the two bootsteps of ``bootsteps.py`` by name (``app/installation.py`` registers them),
+and they make the other parts. A claimed job is in its owner's private list in Redis until it is
+settled, so if the worker dies, a reaper recovers it. Nothing imports this package, and only this
+package imports Celery's worker and pools.
 """

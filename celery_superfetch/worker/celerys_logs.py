@@ -1,9 +1,11 @@
-"""Filters on Celery's loggers, for as long as a worker of an installed app exists in the process.
+"""Filters on Celery's loggers, for as long as the process has a worker of an app with
+``install()``.
 
-All apps of a process share Celery's loggers, so that no filter can be one app's. The bootstep adds
-the filters when a worker is made, before its pool forks, and removes them when the last worker of
-the process has ended, by a warm or a cold shutdown. If a worker fails while it starts, its filters
-stay.
+All apps of a process share Celery's loggers, and so all workers of a process share the filters.
+``bootsteps.Maintenance`` calls ``add_filters`` when a worker is made, before its pool forks, and
+``remove_filters`` when the worker has ended, by a warm or a cold shutdown; the last worker of the
+process removes the filters. If a worker fails while it starts, the filters stay. They are in memory
+and affect log lines alone, so a death loses nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from weakref import WeakSet
 from ..app.reap_task import routine_lines
 from ..model.log_text import filters_of_celerys_loggers
 
-LOGGER_OF_RECEIPTS = "celery.worker.strategy"
+LOGGER_OF_RECEIPTS = "celery.worker.strategy"  # writes "Task ... received"
 
 #: The workers of this process that have not ended.
 _workers: WeakSet[Any] = WeakSet()
 
 
 def add_filters(worker: Any) -> None:
-    """Escape names of jobs in Celery's lines, and make its lines about the reap task DEBUG."""
+    """Escape line breaks in the names of jobs that Celery logs, and make Celery's lines about the
+    reap task DEBUG. A filter that a logger has already is not added again."""
     _workers.add(worker)
     for name, added in _filters():
         logging.getLogger(name).addFilter(added)

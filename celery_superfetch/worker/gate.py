@@ -1,12 +1,20 @@
 """The gate between a worker's consumer and its pool: it starts each job when a slot is free.
 
-Celery calls ``submit`` with each request that is due. The gate keeps the request until a slot is
-free, records on the server that its job runs, and lets the request hand itself to the pool with a
-deadline: until then no reaper can have declared the worker dead and moved the job. A job that its
-pool process receives later is not run, and comes back to the gate.
+``bootsteps.Maintenance`` makes the gate. Celery calls ``submit`` with each request that is due. The
+gate keeps the request until a slot is free, and records in Redis that its job runs (the *start
+record*). Then the request hands itself to the pool, with a deadline. Before the deadline no reaper
+can declare this worker dead and move the job; if the pool process receives the job after the
+deadline, it does not run the job, and ``LeasedRequest`` (``request.py``) calls ``redispatch``.
 
-If the worker dies, the jobs that the gate keeps were not recorded as running, and are recovered
-without a strike; those that it has started are recovered with one.
+If the worker dies, the reaper of another worker (or of the next one on this host) recovers its
+jobs. Those without a start record get no strike: all that wait for a slot. (For as many jobs as
+slots are free, the claim itself is the start record.) Those that were started get a strike, or a
+*stop* if the worker was stopping; the last strike dead-letters a job. A job with early ack
+(``acks_late`` off) was settled as it began, and its run is lost. If a single pool process dies, the
+pool reports that to the request of its job (``on_lost``), or the job returns to the gate if the
+process had not begun with it (``pool_slots.py``).
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
@@ -36,18 +44,18 @@ from celery.exceptions import TaskRevokedError
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from ..app.forked_children import end_forked_child
 from ..app.notice import Notices
 from ..model.config import ANNOUNCE_TASK
 from ..model.job import digest
 from ..model.log_text import one_line_each
 from ..model.process import start_time
 from ..owner.in_flight.executor import Executor
-from . import unreceivable
-from .forked_children import end_forked_child
-from .pool_adapter import ThreadAdapter, adapter_of
+from . import unreadable_jobs
+from .pool_adapter import ThreadAdapter, adapter_of, pool_name_of
 from .prefork import drop_unsendable
 from .run_counts import RunCounts
-from .stopping import told_to_stop
+from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))
 
@@ -61,17 +69,21 @@ def sleep_until(due: float) -> None:
 
 
 class Gate(Executor):
-    """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers. For the
-    methods that ``Executor`` has, that class says who calls them."""
+    """The gate of one worker. Any thread may call it: the loop, a pool's threads, timers.
+
+    It is the worker's ``Executor``, by which the owner and the transport know the pool (they call
+    it ``executor``). Methods without a docstring override that class, which says who calls them.
+    """
 
     endless = True
     notice: Notices
-    _turns = 0
+    _tick_count = 0
     _pump_again = False  # ``pump`` was called while another thread was in it
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.pool, self.node = worker, worker.pool, worker.hostname
         self.pid = os.getpid()
+        self.pool_name = pool_name_of(worker.pool)
         self.notice, self.run_counts = Notices(worker.app), RunCounts()
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         self._waiting: deque[Any] = deque()  # requests that are due
@@ -97,28 +109,29 @@ class Gate(Executor):
         """Return the requests whose jobs are in the pool."""
         return list(self.out)
 
-    def on_turn(self) -> None:
+    def on_tick(self) -> None:
         end_forked_child(self.pid)
         if self.failure is not None:
             raise self.failure
-        self._turns += 1
+        self._tick_count += 1
 
     def on_close(self) -> None:
-        self._turns = 0
+        self._tick_count = 0
 
-    def turns(self) -> int:
-        """Return the number of ticks of the worker's loop; 0 while a job may block the loop, so
-        that its silence says nothing."""
-        return 0 if (self.inline or self.green) and state.active_requests else self._turns
+    def tick_count(self) -> int:
+        """Return the number of ticks of the worker's loop; 0 while a job may block the loop: then
+        the loop is not hung if it does not tick."""
+        return 0 if (self.inline or self.green) and state.active_requests else self._tick_count
 
-    def reserve(self) -> int:
-        """Return how many jobs wait for a slot, without those that wait for an ETA or a rate
-        limit."""
+    def waiting_count(self) -> int:
+        """Return how many jobs wait for a slot; jobs that wait for an ETA or a rate limit do not
+        count."""
         # Before 5.7 Celery forgets at a reconnect that running jobs were reserved.
         return max(0, len(state.reserved_requests) - len(state.active_requests))
 
     def not_before(self, task: str, owner: Any) -> float:
-        """Return when a job of this task may run at the earliest (s since the epoch; 0: now)."""
+        """Return when a job of this task may run at the earliest (s since the epoch; 0: now).
+        Only failure notifications wait: the jobs that inform the publisher of a dead job."""
         return self.notice.not_before(owner.database) if task == ANNOUNCE_TASK else 0.0
 
     def is_registered(self, task: str) -> bool:
@@ -136,14 +149,15 @@ class Gate(Executor):
         pool_slots = self.adapter.pool_slots
         return free if pool_slots is None else min(free, pool_slots.idle_count - waiting_count)
 
-    def _has_slot(self, alone: bool) -> bool:
-        """Return whether a job would start at once; ``alone``: a suspect runs alone in this worker.
+    def _has_slot(self, is_solo: bool) -> bool:
+        """Return whether a job would start at once. ``is_solo``: this worker makes a solo run, in
+        which a *suspect* (a job that may be killing its process) runs with no other job.
 
-        Jobs in ``out`` count as well as processes: a pool process is idle a moment before its job
-        leaves ``out``, and if another job started then, its start record would be sent without that
-        job's ack, in a round trip of its own.
+        Jobs in ``out`` count as well as processes. A pool process is idle a moment before its job
+        leaves ``out``. If the next job started in this moment, its start record would be sent
+        without the ack of the former job, and cost a round trip more.
         """
-        if len(self.out) >= (1 if alone else self.slots):
+        if len(self.out) >= (1 if is_solo else self.slots):
             return False
         pool_slots = self.adapter.pool_slots
         return pool_slots is None or pool_slots.idle_count > 0
@@ -158,8 +172,9 @@ class Gate(Executor):
         self.pump()
 
     def pump(self) -> None:
-        """Start the jobs that may start now. If another thread is in here, it starts them: the gate
-        never waits for the lock, since a callback may call this in the middle of a start."""
+        """Start the jobs that may start now. If another thread is in this method, that thread
+        starts them (``_pump_again``): the gate never waits for the lock, since a callback may call
+        this method in the middle of a start."""
         self._pump_again = True
         while self._pump_again and self._waiting and self._pump_lock.acquire(blocking=False):
             self._pump_again = False
@@ -172,21 +187,23 @@ class Gate(Executor):
             self.adapter.pool_slots.report_loading(len(self._waiting))
 
     def _choose(self) -> Any:
-        """Take the next request from the queue that may start, recorded as running; None if none
-        may start now. Requeue on the way the jobs that must not start in this worker any more."""
+        """Take the next request that may start from the queue, and record its start; None if none
+        may start now. Requeue the jobs found before it that must not start in this worker."""
         while self._waiting:
             request = self._waiting[0]
             if (delivery := request.delivery) is None:  # a broadcast: no claim, and no deadline
                 return self._waiting.popleft() if self._has_slot(False) else None
-            alone = delivery.owner.suspects.solo  # the lease of the job in a solo run, if any
+            solo = delivery.owner.suspects.solo  # the lease of the job in a solo run, if any
             if not request.may_start:
-                # What became of it is logged by `owner/in_flight/lost_jobs.py`.
-                self._drop(self._waiting.popleft(), "this worker no longer holds it", logging.DEBUG)
-            elif alone is not None and delivery.lease is not alone and not request.acknowledged:
-                self._drop(self._waiting.popleft(), "another runs alone here")
+                # `owner/in_flight/lost_jobs.py` logs its fate.
+                self._drop(self._waiting.popleft(), "its ownership was lost", logging.DEBUG)
+            elif solo is not None and delivery.lease is not solo and not request.acknowledged:
+                self._drop(
+                    self._waiting.popleft(), "it is requeued, since another job runs in isolation"
+                )
             elif (
-                self._has_slot(alone is not None)
-                and not told_to_stop(delivery.owner)
+                self._has_slot(solo is not None)
+                and not is_stopping(delivery.owner)
                 and request.start()
             ):
                 self.out.add(self._waiting.popleft())
@@ -196,7 +213,7 @@ class Gate(Executor):
         return None
 
     def _start(self, request: Any) -> None:
-        """Let a recorded request hand itself to the pool."""
+        """Make a recorded request hand itself to the pool."""
         try:
             result = request.execute_using_pool(self.pool)
         except TaskRevokedError:
@@ -205,22 +222,26 @@ class Gate(Executor):
             if not self._settles(request, exc):
                 raise
         else:
-            if request.delivery is not None:
+            if request.delivery is not None and not self.adapter.ends_by_callback:
                 self.adapter.watch(result, partial(self.ended, request))
 
     def _settles(self, request: Any, exc: BaseException) -> bool:
         """Settle a request that failed to hand itself to the pool because of ``exc``, and free its
-        slot; return False if ``exc`` is to be raised. If it is not the job's fault, the job waits
-        again: if this was called within a callback of another job, the pool swallows ``exc``, and
-        the next start, by the loop's next tick, meets the same error."""
+        slot; return False if the caller is to raise ``exc``.
+
+        If the job is not at fault, it waits at the gate again. The caller may be within a callback
+        of another job, where the pool swallows ``exc``: then the loop's next tick starts the job
+        again, and meets the same error where it is raised.
+        """
         if request.delivery is None:
             return False
-        if not request.take():  # a thread of the pool has the job already, in spite of the error
+        # False: a thread of the pool has the job already, in spite of the error.
+        if not request.try_take():
             self.failure = exc
             return True
         self.out.discard(request)
         request.deadline = 0.0
-        request.delivery.owner.leases.take_back(request.delivery.lease)
+        request.delivery.owner.leases.withdraw_start(request.delivery.lease)
         if self.prefork:
             request.message.is_read = not drop_unsendable(self.pool, request, request.job())
         has_run = request.time_start is not None
@@ -228,7 +249,9 @@ class Gate(Executor):
             is_short_of_threads = isinstance(self.adapter, ThreadAdapter) and isinstance(
                 exc, RuntimeError
             )
-            if unreceivable.refuses(request.message, exc, has_run, is_short_of_threads):
+            if unreadable_jobs.reject_unreadable(
+                request.message, exc, has_run, is_short_of_threads
+            ):
                 return True
         if not has_run and request.may_start:
             self._waiting.appendleft(request)
@@ -240,7 +263,8 @@ class Gate(Executor):
         self.out.discard(request)
         if request.starts_again:
             request.starts_again = False
-            # Now: a thread may redispatch a request before ``execute_using_pool`` has set this.
+            # Here and not in ``redispatch``: a thread may call that before ``execute_using_pool``
+            # has set this attribute.
             request._apply_result = None
             self._waiting.append(request)
         if not self.green:
@@ -249,31 +273,37 @@ class Gate(Executor):
             self.pool.spawn_n(self.pump)
 
     def redispatch(self, request: Any) -> None:
-        """Queue a job again, as soon as it has left the pool: its pool process received it after
-        the deadline, and did not run it. If its channel is closed, requeue it instead: Celery
-        forgets at the next lost connection what waits for a slot, and this worker would never run
-        the job."""
+        """Queue a job for a slot again as soon as it has left the pool: its pool process
+        received it after the deadline, and did not run it. ``LeasedRequest`` calls this.
+
+        If the channel of the job is closed (its connection was lost), requeue the job instead.
+        Celery forgets at each lost connection which requests wait for a slot, so that this worker
+        might never run the job.
+        """
         delivery = request.delivery
         state.task_ready(request)
         if delivery.channel.closed and not request.acknowledged:
             request.acknowledged = True
             return delivery.requeue()
-        delivery.owner.leases.take_back(delivery.lease)
-        # The process may run another job by now: if this one is terminated, that must not die.
+        delivery.owner.leases.withdraw_start(delivery.lease)
+        # The process may run another job by now, which would die if Celery terminated this request.
         request.time_start = request.worker_pid = None
         request.deadline = 0.0
         state.task_reserved(request)  # in Celery's books it waits for a slot again
         request.starts_again = True
 
     def _drop(self, request: Any, why: str, level: int = logging.INFO) -> None:
-        """Requeue a job that waits for a slot."""
+        """Remove a job from the gate, where it waits for a slot, and requeue it."""
         state.task_ready(request)
         request.delivery.requeue()  # does nothing if the delivery was settled
         request.acknowledged = True
-        logger.log(level, "Job %s does not start here: %s.", request.delivery.job.title, why)
+        logger.log(
+            level, "Job %s does not start on this worker: %s.", request.delivery.job.title, why
+        )
 
     def requeue(self, request: Any) -> None:
-        """Requeue a job that the pool dropped before it started."""
+        """Requeue a job that the pool dropped before it started, when it was flushed at a lost
+        connection. ``prefork.py`` calls this."""
         if request in self.out:
             self.out.discard(request)
             request.delivery.requeue()

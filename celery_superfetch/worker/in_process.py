@@ -1,10 +1,11 @@
 """Runs a job in the worker's own process (threads, greenlets, solo pool), and lets the job fail if
-Celery's code around its body raises. A thread or a greenlet would swallow that error, and the job
-would stay in flight; in a solo pool the worker would end by it.
+Celery's code around the task's function raises. A thread or a greenlet would swallow that error,
+and the job would stay in flight; in a solo pool the error would end the worker.
 
-The pool calls ``run_in_worker`` for each job, in the job's thread or greenlet. If the worker dies
-meanwhile, the job is in the private list, recorded as running: the reaper recovers it with a
-strike.
+The pool calls ``run_in_worker`` for each job, in the job's thread or greenlet:
+``pool_adapter.PoolAdapter.call`` gives it to the pool. If the worker dies meanwhile, the job is in
+its private list in Redis with a start record, and a reaper recovers it with a strike. With early
+ack (``acks_late`` off) the job was settled as it began, and its run is lost, as in stock Celery.
 """
 
 from __future__ import annotations
@@ -17,42 +18,43 @@ from celery.utils.log import get_logger
 from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
 from .run_job import run_job
-from .settling import call_back
-from .unreceivable import is_trouble
+from .settling import call_back, is_server_error
 
 logger = one_line_each(get_logger(__name__))
 
-#: Exceptions by which a task stops its worker. Celery lets them through. If the job were not
-#: settled here, the worker would requeue it without a strike as it stops, and the job would stop
-#: the next worker.
+#: Exceptions by which a task stops its worker; Celery lets them through. If the job were not
+#: settled here, the stopping worker would requeue it without a strike, and the job would stop one
+#: worker after another.
 ENDS_OF_WORKERS = WorkerShutdown, WorkerTerminate
 
 
 def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
-    """Run a job in the worker's own process, and return its outcome: an ``ExceptionInfo`` if
-    Celery's code around the body raised an error, with which ``LeasedRequest.on_outcome`` then
-    fails the job.
+    """Run a job in the worker's own process, and return its outcome. If Celery's code around the
+    task's function raises an error, the outcome is an ``ExceptionInfo``, and
+    ``LeasedRequest.on_outcome`` lets the job fail with it.
 
     Arguments:
-        is_inline: a solo pool: there an error of the result backend's server is raised, for which
-            the worker's loop reconnects.
+        is_inline: whether this is a solo pool, where the worker's loop runs the job. Then an error
+            of a server (the result backend's, too) is raised: the loop reconnects, and the job is
+            requeued.
         job: the arguments of ``run_job``.
     """
     try:
         return run_job(*job)
     except ENDS_OF_WORKERS as exc:
-        # At a cold shutdown ``LeasedRequest.cancel`` raises the same on top of a solo pool's job,
-        # and has ended the run already.
+        # At a cold shutdown ``LeasedRequest.cancel`` raises WorkerTerminate in a signal handler,
+        # within a solo pool's job; it has ended the run already.
         if not request.is_cancelled:
-            call_back(request, is_inline, request.on_failure, info_of(exc))
+            call_back(request, request.on_failure, info_of(exc))
         raise
     except Exception as exc:
         info = info_of(exc)
         error = exception_of(info)
-        if is_inline and is_trouble(error):
+        if is_inline and is_server_error(error):
             raise
         logger.error(
-            "Celery failed around the body of job %s: the job has failed.",
+            "Job %s has failed: Celery raised an error outside the task's own code. The "
+            "traceback follows.",
             request.id,
             exc_info=error,
         )

@@ -1,14 +1,18 @@
 """The outcome of a run of a job, on its way from the code that ran it to the callbacks that settle
-the job.
+the job (ack it, requeue it, or let it fail).
 
 A task may raise an exception that cannot be printed, compared, pickled or unpickled. Celery and
-this package do all of that when they settle the job; if it fails there, the job keeps its slot, or
-ends its worker. So each exception is tried where the job ran, and one that fails the trial is
-replaced by a plain one of Celery's or Python's own.
+this package do all of that when they settle the job. If it failed there, the job would keep its
+slot for ever, or end its worker. So each exception is tested where the job ran, and one that fails
+the test is replaced by a plain exception of Celery's or Python's own.
 
-A pool calls ``run_and_pack`` in a pool process, or ``run_and_check`` in a thread, a greenlet or a
-solo pool; ``LeasedRequest`` reads in the worker what they return. An outcome is nowhere stored: if
-the process or the worker dies before the job is settled, the job runs again.
+``pool_adapter`` gives the pool the function to call: ``run_and_pack`` in a pool process, or
+``run_and_check`` in a thread, a greenlet or a solo pool. ``LeasedRequest`` (``request.py``) reads
+in the worker what they return. An outcome is not stored anywhere. If a pool process dies before its
+outcome is read, the worker recovers the job, with a strike; if the worker dies before the job is
+settled, a reaper does. With early ack the job was settled as it began, and does not run again.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
@@ -34,8 +38,10 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from ..model.foreign import class_name, describe, loggable, message_of
 
-#: Exceptions by which a pool reports that a run was cut short. A task may raise one, too, mostly
-#: from the result of another job. If Celery got that unchanged, it would requeue the job for ever.
+#: Exceptions by which a pool reports that a run was cut short, and those that Celery treats alike.
+#: A task may raise one, too, mostly when it gets the result of another job (``.get()``). If Celery
+#: got that unchanged, it would requeue the job for ever; a MemoryError it would raise in the
+#: worker.
 OF_POOLS = (TimeLimitExceeded, WorkerLostError, Terminated, MemoryError)
 
 #: Exceptions that end the process of a pool.
@@ -43,8 +49,8 @@ ENDING = (SystemExit, KeyboardInterrupt, WorkerShutdown, WorkerTerminate)
 
 
 class TooLate:
-    """Outcome of a job that reached its pool process after its deadline, and was not started. What
-    a task raises or returns reaches the pool in a tuple of Celery's, so no task can return this."""
+    """Outcome of a job that reached its pool process after its deadline, and was not started. No
+    task can return it: what a task returns or raises is within a tuple of Celery's tracer."""
 
 
 class Packed(NamedTuple):
@@ -60,7 +66,7 @@ class Packed(NamedTuple):
         error = exception_of(info)
         try:
             pickled = pickle.dumps(info) if _may_be_reported(error) else b""
-        except BaseException:  # whatever a ``__reduce__`` raises
+        except BaseException:  # a ``__reduce__`` may raise any
             pickled = b""
         return cls(pickled, plain(error), info.traceback or "")
 
@@ -69,7 +75,7 @@ class Packed(NamedTuple):
         if self.pickled:
             try:
                 info = pickle.loads(self.pickled)
-                # Its text was tried where it was raised. Here ``str`` might query a database.
+                # Its text was tested in the pool process. Here ``str`` might query a database.
                 if _is_failure(exception_of(info)):
                     return info
             except BaseException:  # its module may be importable in the pool process alone
@@ -78,8 +84,9 @@ class Packed(NamedTuple):
 
 
 class Escaped(NamedTuple):
-    """Outcome of a job that left Celery's tracer by an exception: Celery's own code around the body
-    raised it, or the body a ``BaseException`` that is no ``Exception`` and ends no process."""
+    """Outcome of a job that left Celery's tracer by an exception. Either Celery's own code around
+    the task's function raised it; or the task raised a ``BaseException`` that is no ``Exception``,
+    and that does not end the process."""
 
     packed: Packed
 
@@ -92,7 +99,8 @@ def run_and_pack(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except (SystemExit, KeyboardInterrupt) as error:
         if type(error) in ENDING and is_harmless(error):
             raise
-        sys.exit(message_of(error))  # billiard's ``sys.exit``, by which the worker gets the status
+        # One of a class of the user's is replaced. billiard reports the status to the worker.
+        sys.exit(message_of(error))
     except BaseException as error:
         if _is_terminating():  # the job was cut short, and what it raised then is no outcome
             raise
@@ -111,7 +119,7 @@ def error_of(outcome: Any) -> Any:
 
 
 def unpacked(outcome: Any) -> Any:
-    """Return an outcome of Celery's tracer as Celery has it, if ``run_and_pack`` has packed it."""
+    """Return an outcome as Celery's tracer returned it, also if ``run_and_pack`` has packed it."""
     if isinstance(outcome, tuple) and len(outcome) == 3 and isinstance(outcome[1], Packed):
         return outcome[0], outcome[1].unpack(), outcome[2]
     return outcome
@@ -181,8 +189,8 @@ def _any_traceback() -> TracebackType | None:
 
 
 def is_harmless(error: BaseException) -> bool:
-    """Return whether an exception can be printed, compared, asked for its class and its arguments,
-    as Celery and this package do; never raises."""
+    """Return whether Celery and this package can safely print an exception, compare it, and read
+    its class and its arguments; never raises."""
     try:
         texts = str(error), repr(error)
         bool(error)
@@ -197,7 +205,7 @@ def is_harmless(error: BaseException) -> bool:
         elif isinstance(error, ExceptionWithTraceback):
             honest = False  # raised by a task: unpickling would yield its ``exc`` instead
         return honest and all(type(text) is str for text in texts)
-    except BaseException:  # whatever an object of the user raises
+    except BaseException:  # an object of the user may raise any
         return False
 
 
@@ -208,7 +216,8 @@ def _may_be_reported(error: BaseException) -> bool:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Return whether Celery settles an exception as a failure, and neither exits nor requeues."""
+    """Return whether Celery settles an exception as a failure of the job. For others it ends the
+    process or requeues the job."""
     kind = type(error)
     return issubclass(kind, Exception) and not issubclass(kind, OF_POOLS)
 
@@ -229,9 +238,9 @@ def plain(error: BaseException) -> Exception:
 
 
 def name_of_raised(error: BaseException) -> str:
-    """Return the name of the class that a task raised, for the reason of a lost run: the text of
-    the exception may quote the job's arguments. The status of a ``SystemExit`` is added if it is a
-    number."""
+    """Return the name of the class that a task raised, for the job's history. The text of the
+    exception is left out, since it may quote the job's arguments. The status of a ``SystemExit`` is
+    added if it is a number."""
     replaced = error.__context__ if issubclass(type(error), WorkerLostError) else None
     if replaced is not None:  # Celery replaces what would end a process, on threads and greenlets
         error = replaced

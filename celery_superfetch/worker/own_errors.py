@@ -1,8 +1,13 @@
-"""Finds out whether a worker ends by an error, and not because it was told to ("Unrecoverable
-error" in Celery's log). Then its exit code is a failure; and if one of the jobs that it runs may
-have caused the error, they are recovered with a strike, as if the worker had been killed.
+"""Finds out whether a worker ends by an error ("Unrecoverable error" in Celery's log), and not
+because it was told to stop.
 
-``steps.Maintenance.close`` calls both functions, in the main thread, as the worker begins to stop.
+If one of its running jobs may have caused the error, the owner is marked as *failing*: the jobs
+that still run at its end stay in the private list, and the reaper of another worker (or of the next
+one) recovers them with a strike, as after a ``kill -9``. And if the process has no file descriptor
+left, Celery would report success: then the exit code is set to a failure.
+
+``bootsteps.Maintenance.close`` calls both functions, in the main thread, as the worker begins to
+stop. If the process is killed meanwhile, its running jobs get a strike as well.
 """
 
 from __future__ import annotations
@@ -19,32 +24,33 @@ from kombu.exceptions import OperationalError
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
 from .outcomes import exception_of, info_of
+from .settling import is_server_error
 from .stopping import process_ends
-from .unreceivable import is_trouble
 
 logger = one_line_each(get_logger(__name__))
 
 
-def fails_by_itself(worker: Any) -> bool:
+def job_may_have_ended_worker(worker: Any) -> bool:
     """Return whether ``worker`` stops because of an error that one of its running jobs may have
     caused, and log that.
 
     The bootstep's ``close`` calls this while Celery handles the error (``sys.exc_info``). If such a
-    worker counted as one that was told to stop, no job would get a strike, and a job that ends each
-    of its workers in this way would end one after another. An error of the server, of memory or of
-    the gate, and an order to stop, blame no job.
+    worker counted as one that was told to stop, its jobs would get no strike, and a job that raises
+    this error in each worker would end one worker after another. No job is to blame for an error of
+    the server, for a lack of memory, for an error that the gate has raised (``failure``), or for an
+    order to stop.
     """
     raised = sys.exc_info()[1]
     if not isinstance(raised, Exception) or process_ends():
         return False  # told to stop: by a signal, a command, WorkerShutdown
-    error = exception_of(info_of(raised))
-    is_fault_of_server = is_trouble(error) or isinstance(error, OperationalError)
+    error = exception_of(info_of(raised))  # a plain one, if it cannot be printed
+    is_fault_of_server = is_server_error(error) or isinstance(error, OperationalError)
     is_fault_of_worker = isinstance(error, MemoryError) or raised is worker.superfetch_gate.failure
     if is_fault_of_server or is_fault_of_worker:
         return False
     logger.error(
-        "This worker ends by an error of its own: %s. Jobs that it still runs when its process is "
-        "gone are recovered with a strike. Report the error, with its traceback.",
+        "This worker stops because of an internal error: %s. Jobs that are still running when "
+        "its process ends are recovered with a strike. Report the error with its traceback.",
         describe(raised),
     )
     return True
@@ -64,9 +70,9 @@ def exit_with_failure(worker: Any) -> None:
         return
     worker.exitcode = EX_FAILURE
     logger.error(
-        "This worker ends by an error: %s. Its running jobs are cut short and requeued; its exit "
-        "code is %d. If files or connections are too many, raise the limit of open files "
-        "(LimitNOFILE, ulimit -n) or find what keeps them open (lsof -p %d).",
+        "This worker stops because of an error: %s. Its running jobs are cut short and requeued "
+        "(exitcode=%d). If it has too many open files or connections, raise LimitNOFILE (ulimit "
+        "-n), or see what keeps them open: lsof -p %d.",
         describe(raised.__cause__),
         EX_FAILURE,
         os.getpid(),

@@ -2,8 +2,13 @@
 
 There is one for each kind: processes, threads, greenlets, and the solo pool, which runs a job in
 the thread that delivers it. An adapter says how many jobs can run, what the pool is to call for a
-job, and when a job has left the pool. The gate makes it; adapters are in memory alone. If the
-worker dies, the reaper recovers its jobs.
+job, and when a job has left the pool. The gate (``gate.py``), which starts jobs when the pool has a
+slot free, makes the adapter and uses it, as do its requests (``request.py``).
+
+An adapter is in memory alone. If the worker dies, the reaper of another worker recovers its jobs.
+If a pool process dies, billiard reports that to the request of its job, which recovers the job.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
@@ -11,13 +16,14 @@ celery concurrency.
     know which pool it is: base:BasePool.is_green base:BasePool.options solo:TaskPool
         thread:TaskPool prefork:TaskPool.on_start~threads
     know that a thread has ended its job: thread:ApplyResult.f
+    know whether a thread for a job comes up: thread:TaskPool.executor
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,7 +33,7 @@ from celery.exceptions import Ignore
 from .in_process import run_in_worker
 from .outcomes import run_and_check, run_and_pack
 from .pool_slots import PoolSlots
-from .prefork import mend
+from .prefork import apply_repairs, mark_reads
 from .run_job import run_job
 
 #: The function that a pool calls for a job, and its arguments.
@@ -38,30 +44,35 @@ class NotStarted(Ignore):
     """Refusal of a pool's thread to start a job that the gate has withdrawn."""
 
 
-class PoolAdapter(ABC):
+class PoolAdapter:
     """Adapter of a pool. The defaults are those of a pool that runs jobs in the worker's own
     process."""
 
-    #: The pool calls a callback at the end of each job, and the slot is free then. False: the slot
-    #: is free only a moment later, or the pool calls none for a job that is killed before it
-    #: begins; ``watch`` finds the end.
+    #: True: the pool calls a callback of the request at the end of each job, and the job's slot is
+    #: free then (``settling.call_back``). False: the slot becomes free a moment later, or the pool
+    #: calls no callback for a job that is killed before it begins; so the gate has ``watch`` find
+    #: the end.
     ends_by_callback = False
     is_inline = False  # a job blocks the thread that hands it to the pool
-    is_prefork = False  # a pool of processes that the worker's loop serves
-    pool_slots: PoolSlots | None = None  # of such a pool
+    #: A pool of processes that the worker's loop serves, which is Celery's default. (Threads of the
+    #: pool may serve it instead.)
+    is_prefork = False
+    pool_slots: PoolSlots | None = None  # the processes, if ``is_prefork``
+    #: The worker's loop handles a message of a pool process, and not the end of a job.
+    is_reading = False
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
 
     @property
     def slots(self) -> int:
-        """Number of jobs that can run at once. Not ``num_processes`` of a gevent pool: on Celery
-        5.5 that is the number of those that run."""
+        """Number of jobs that can run at once. (A gevent pool's ``num_processes`` is on Celery 5.5
+        the number of jobs that run at the moment.)"""
         return int(self.pool.limit)
 
     def call(self, request: Any) -> Call:
-        """Return what the pool is to call for a job. The body is the one that the request has
-        decoded: decoding it again would double the cost."""
+        """Return what the pool is to call for a job. It gets the body that the request has decoded,
+        since decoding it again would double the cost."""
         return run_and_check, (run_in_worker, request, self.is_inline, *request.job(decoded=True))
 
     def accept_callback(self, request: Any) -> Callable[..., Any]:
@@ -69,13 +80,28 @@ class PoolAdapter(ABC):
         accept: Callable[..., Any] = request.on_accepted
         return accept
 
-    @abstractmethod
+    @contextmanager
+    def reading(self, value: bool = True) -> Iterator[None]:
+        """Set ``is_reading`` inside this context."""
+        before, self.is_reading = self.is_reading, value
+        try:
+            yield
+        finally:
+            self.is_reading = before
+
+    def is_at_work(self) -> bool:
+        """Return whether a signal handler that interrupts this thread must not stop the pool: the
+        thread handles a message of a pool process (``is_reading``)."""
+        return self.is_reading
+
     def watch(self, result: Any, ended: Callable[..., object]) -> None:
-        """Call ``ended`` when a job has left the pool, and its slot is free.
+        """Call ``ended`` when a job has left the pool, and its slot is free. For a pool without
+        ``ends_by_callback``.
 
         Arguments:
             result: what the pool returned for the job.
         """
+        raise NotImplementedError
 
 
 class ProcessAdapter(PoolAdapter):
@@ -92,10 +118,11 @@ class ProcessAdapter(PoolAdapter):
         self, worker: Any, requeue: Callable[[Any], None], pump: Callable[[], object]
     ) -> None:
         super().__init__(worker.pool)
-        # Celery's option: threads of the pool serve it, and not the worker's loop.
+        # Celery's option ``threads``: the pool's own threads serve it, and not the worker's loop.
         self.is_prefork = not self.pool.options.get("threads", True)
         if self.is_prefork:
-            mend(self.pool, requeue, worker.hub.call_later)
+            apply_repairs(self.pool, requeue, worker.hub.call_later)
+            mark_reads(self.pool, self.reading)
             load_timeout_s = worker.app.conf.worker_proc_alive_timeout
             self.pool_slots = PoolSlots(self.pool, pump, load_timeout_s)
 
@@ -108,26 +135,32 @@ class ProcessAdapter(PoolAdapter):
         """Return what the pool is to call for a job; it can be pickled."""
         return run_and_pack, (run_job, *request.job())
 
-    def watch(self, result: Any, ended: Callable[..., object]) -> None:
-        """Do nothing: the callback of the job's end calls ``Gate.ended``."""
-
 
 class ThreadAdapter(PoolAdapter):
     """A pool of threads."""
 
+    def is_at_work(self) -> bool:
+        """Return whether the pool's lock is held. A thread of the pool starts under that lock, and
+        its job may send the signal at once."""
+        return bool(self.pool.executor._shutdown_lock.locked())
+
     def accept_callback(self, request: Any) -> Callable[..., Any]:
         """Return the callback that a thread of the pool calls before it begins a job. It raises
-        NotStarted if the gate has withdrawn the job: the pool may have put it into its queue and
-        then failed to start a thread. ``request.take`` is true for its first caller alone."""
-        request.take = take = partial(threading.Lock().acquire, False)
-        return partial(_accept, take, request.on_accepted)
+        NotStarted if the gate has withdrawn the job.
+
+        The pool may have put the job into its queue and then failed to start a thread. Then both
+        the gate and a thread that becomes free want the job: ``request.try_take`` returns True only
+        to the first of them.
+        """
+        request.try_take = try_take = partial(threading.Lock().acquire, False)
+        return partial(_accept, try_take, request.on_accepted)
 
     def watch(self, result: Any, ended: Callable[..., object]) -> None:
         result.f.add_done_callback(ended)
 
 
-def _accept(take: Callable[[], bool], accept: Callable[..., Any], *args: Any) -> Any:
-    if not take():
+def _accept(try_take: Callable[[], bool], accept: Callable[..., Any], *args: Any) -> Any:
+    if not try_take():
         raise NotStarted("withdrawn")
     return accept(*args)
 
@@ -153,7 +186,7 @@ def adapter_of(
     worker: Any, requeue: Callable[[Any], None], pump: Callable[[], object]
 ) -> PoolAdapter:
     """Return the adapter of a worker's pool, which has started. The arguments are those of
-    ``ProcessAdapter``, as which a pool of an unknown kind counts."""
+    ``ProcessAdapter``; a pool of an unknown kind gets that one, too."""
     pool = worker.pool
     if pool.is_green:
         return GreenletAdapter(pool)
@@ -162,3 +195,10 @@ def adapter_of(
     if isinstance(pool, solo.TaskPool):
         return SoloAdapter(pool)
     return ProcessAdapter(worker, requeue, pump)
+
+
+def pool_name_of(pool: Any) -> str:
+    """Return the name of a pool's kind, for owner records: that of its module; Celery calls the
+    pool of the module ``thread`` "threads"."""
+    name: str = type(pool).__module__.rpartition(".")[2]
+    return "threads" if name == "thread" else name

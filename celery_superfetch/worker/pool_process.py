@@ -1,14 +1,22 @@
-"""The loop of a pool process (prefork): it starts no job after the job's deadline (until then no
-peer can have declared the worker dead), and reports to the worker when it reads no more jobs.
+"""The loop of a pool process (prefork): it starts no job after the job's deadline, and tells the
+worker before it stops reading jobs.
 
-``worker.steps`` puts it into the pool before the pool starts, and ``worker.pool_slots`` receives
-the reports, in the worker. If the process dies, the worker finds that by its exit: a job that had
-started is recovered with a strike, one that had not is started in another process.
+Before the deadline of a job, no other worker can have declared this one dead and recovered the job;
+after it, the job might run twice.
+
+``worker.bootsteps`` puts this class into the pool before the pool starts, billiard runs it in each
+pool process, and ``worker.pool_slots`` receives its messages, in the worker. If the pool process
+dies, the worker finds its exit, also between ``LEAVING`` and the last result: it recovers a job
+that had started, with a strike, and starts a job that had not in another process. If the worker
+dies, a reaper recovers its jobs; a pool process that outlives the worker starts none after its
+deadline.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
 celery concurrency.
-    report which process leaves: asynpool:Worker._make_child_methods() asynpool:Worker.wait_for_job
+    report which process leaves: asynpool:Worker.wait_for_job
         asynpool:Worker._ensure_messages_consumed(completed=) asynpool:Worker.prepare_result(result)
         asynpool:Worker.outq asynpool:Worker.maxtasks asynpool:Worker.max_memory_per_child
         asynpool:AsynPool.Worker prefork:TaskPool.Pool
@@ -23,36 +31,43 @@ from typing import Any
 from billiard.compat import mem_rss
 from celery.concurrency import asynpool
 
-from ..model.permit import clock
+from ..model.start_permit import clock
 from .outcomes import run_and_pack
 from .run_job import run_job
 
 #: Messages of a pool process to its worker, besides those of billiard.
-LEAVING = "superfetch-leaving"  # (pid,): it reads no more jobs
-NOT_STARTED = "superfetch-not-started"  # (pid, number of the pool's job): it came too late
+LEAVING = "superfetch-leaving"  # (pid,): the process reads no more jobs
+NOT_STARTED = "superfetch-not-started"  # (pid, billiard's number of the job): it came too late
 
 
 class PoolProcess(asynpool.Worker):
     """Celery's loop of a pool process, which sends two more messages to the worker.
 
     It sends ``LEAVING`` before the result of its last job, so that the worker writes no other job
-    to it: if the worker learned that later, the next job would wait in the pipe of a process that
-    ends, until its deadline has passed. It never sends ``LEAVING`` between the receipt of a job and
-    its acceptance: the worker withdraws what a leaving process has not accepted, and the job would
-    run twice.
+    to it. If the worker learned that later, the next job would wait in the pipe of a process that
+    ends, until the job's deadline has passed.
+
+    It never sends ``LEAVING`` after it has received a job and before it has accepted it. The worker
+    withdraws the jobs that a leaving process has not accepted, so such a job would run twice.
 
     It sends ``NOT_STARTED`` for a job that it receives after the job's deadline, and drops the job;
-    the worker starts it again. If billiard got the job, it would count a run, and a process with
-    ``max_tasks_per_child`` of 1 would end without having run a job.
+    the worker starts it again. If billiard's loop got the message, it would count a run, and a
+    process with ``max_tasks_per_child`` of 1 would end without having run a job.
     """
 
-    _received = 0  # jobs, but for those that came too late
+    _received = 0  # number of jobs that came in time
     _is_leaving = False
+    _receive: Callable[[], Any]
 
-    def _make_child_methods(self, *args: Any, **options: Any) -> None:
-        super()._make_child_methods(*args, **options)
-        receive = self.wait_for_job
-        self.wait_for_job: Callable[[], Any] = self._only_in_time(receive)
+    @property
+    def wait_for_job(self) -> Callable[[], Any]:
+        """The function by which billiard's loop reads the next job; it drops a late one."""
+        return self._only_in_time(self._receive)
+
+    @wait_for_job.setter
+    def wait_for_job(self, receive: Callable[[], Any]) -> None:
+        """Store billiard's own function, which billiard sets in the new process."""
+        self._receive = receive
 
     def _only_in_time(self, receive: Callable[[], Any]) -> Callable[[], Any]:
         """Wrap the function by which billiard reads the next job; None makes billiard read
@@ -75,15 +90,16 @@ class PoolProcess(asynpool.Worker):
         return receive_in_time
 
     def prepare_result(self, result: Any) -> Any:
-        # billiard checks both limits after it has sent the result. ``mem_rss`` is the maximum so
-        # far: if it is over the limit now, it is so then.
+        # billiard checks both limits after it has sent the result, and then ends the process.
+        # ``mem_rss`` is the maximum so far: if that is over the limit now, it will be then.
         limit = self.max_memory_per_child
         if self._received == self.maxtasks or (limit and mem_rss() > limit):
             self._say_leaving()
         return super().prepare_result(result)
 
     def _ensure_messages_consumed(self, *args: Any, **options: Any) -> Any:
-        """Report first: billiard calls this once the loop has ended, for whatever reason."""
+        """Send ``LEAVING`` first: billiard calls this method when the loop has ended, for any
+        reason."""
         self._say_leaving()
         return super()._ensure_messages_consumed(*args, **options)
 
@@ -94,8 +110,8 @@ class PoolProcess(asynpool.Worker):
 
 
 def report_from_processes(pool: Any) -> None:
-    """Make a pool that has not started run ``PoolProcess`` in its processes. A pool whose processes
-    run a loop of the user's own is left as it is."""
+    """Make a pool that has not started use ``PoolProcess`` as the loop of its processes. If the
+    user has replaced that loop, the pool is left as it is."""
     processes: Any = getattr(pool, "Pool", None)
     if getattr(processes, "Worker", None) is asynpool.Worker:
         pool.Pool = type(processes.__name__, (processes,), {"Worker": PoolProcess})

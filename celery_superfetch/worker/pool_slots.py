@@ -1,26 +1,35 @@
 """Slots of a prefork pool: which of its processes can start a job now, and what happens to a job
 that a process was given but does not start.
 
-The gate asks before it starts a job. If the worker dies, the reaper recovers its jobs; nothing here
-outlives the worker.
+``ProcessAdapter`` (``pool_adapter.py``) makes a ``PoolSlots`` when the pool has started, and the
+gate (``gate.py``) asks it before it starts a job. A job that its process will not start returns to
+the gate, which starts it in another process: the process leaves, has died, or received the job
+after the job's deadline.
+
+If a process dies that has started its job, billiard reports that to the job's request
+(``LeasedRequest.on_lost``), which recovers the job with a strike. All of this is in memory: if the
+worker dies, the reaper of another worker recovers its jobs.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports); a job
+is returned to the gate:
 
 Foreign names:
 
 billiard pool:ApplyResult.
     know whose job it is: _accept_callback _write_to
     know whether a process has begun with a job: _accepted
-    return a job that has not begun: _set(i,obj) _scheduled_for discard()
+    return a job that has not begun: discard()
 billiard ._pool.
     know its processes and their jobs: _cache.values() _pool.__iter__() _processes.__index__()
     return a job whose process has died: on_job_process_down(job,pid)
     have no slot free while the pool looks at its processes: maintain_pool()
-celery concurrency.asynpool:
-    write no job to a busy process: SCHED_STRATEGY_FAIR
-    withdraw a job from a process that leaves: _get_job_writer(job) AsynPool._put_back
+celery concurrency.
+    write no job to a busy process: base:BasePool.options
+    withdraw a job from a process that leaves: asynpool:_get_job_writer(job)
+    know which process is up, and idle: asynpool:AsynPool.dead
 celery .
-    know which process is up, and idle: _pool._all_inqueues.discard(fd) _pool._fileno_to_inq.get(fd)
+    know which process is up, and idle: _pool._all_inqueues.discard(fd)
         _pool._busy_workers.discard(fd) _pool._result_handler.state_handlers.get(15)
-    write no job to a busy process: _pool.sched_strategy.__index__()
     replace pipes with a job in them: _pool._process_cleanup_queues(proc)
         _pool.on_partial_read(job,proc)
     end no process that has a job: shrink(n)
@@ -37,7 +46,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
-from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR, WORKER_UP, _get_job_writer
+from celery.concurrency.asynpool import WORKER_UP, _get_job_writer
 from celery.utils.log import get_logger
 
 from ..model.log_text import one_line_each
@@ -47,7 +56,9 @@ from .prefork import request_of
 
 logger = one_line_each(get_logger(__name__))
 
-#: Stands for the job in a pipe, which the gate has again: the pool puts back none that has begun.
+#: Passed to the pool in the place of the unread job in the pipes that it destroys. The gate has
+#: that job again, so the pool must not put it back; it puts back only a job that no process has
+#: begun.
 BEGUN = SimpleNamespace(_accepted=True)
 
 LOADING_WARN_S = 10.0  # for so long jobs may wait for processes that load before the log says so
@@ -55,13 +66,19 @@ LOADING_CHECK_S = 1.0
 LOADING_REPEAT_S = 300.0
 
 
+def write_to_idle_processes(pool: Any) -> None:
+    """Make a prefork pool that has not started write each job to an idle process. Celery's
+    ``-O fast`` would write the job of an idle process into the pipe of a busy one."""
+    pool.options["sched_strategy"] = "fair"
+
+
 class PoolSlots:
     """The processes of a started pool as slots for jobs.
 
     A slot is free if its process is up (its initializer has returned), has no job and is not
-    leaving. Celery hands a job to its pool as soon as the pool has started a process: the job then
-    waits for the process to load, recorded as running. Its deadline passes meanwhile, and if the
-    worker is killed, the job gets a strike although it never ran.
+    leaving. Without this class a job would be handed to the pool while its processes still load.
+    The job would wait there, recorded as running: its deadline would pass, and if the worker was
+    killed, the job would get a strike although it never ran.
 
     The class replaces methods of the pool and adds handlers for the messages of ``PoolProcess``.
     Only the thread of the worker's loop calls it.
@@ -76,13 +93,12 @@ class PoolSlots:
         self.processes = processes = pool._pool
         self.on_free = on_free
         self._load_timeout_s = load_timeout_s
+        self._up: WeakSet[Any] = WeakSet()
         self._leaving: WeakSet[Any] = WeakSet()
         self._with_unread_job: WeakSet[Any] = WeakSet()  # their pipes must not be used again
         self._is_closed = False
         self._next_check = self._next_report = 0.0  # monotonic s
         self._loading_since: float | None = None  # monotonic s
-        #: Celery's -O fast would write the job of an idle process into the pipe of a busy one.
-        processes.sched_strategy = SCHED_STRATEGY_FAIR
         handlers = processes._result_handler.state_handlers
         self._mark_up = handlers[WORKER_UP]
         handlers[WORKER_UP] = self._on_up
@@ -94,13 +110,14 @@ class PoolSlots:
         processes._process_cleanup_queues = self._on_cleanup_queues
         pool.shrink = self._shrink
         self._maintain = processes.maintain_pool
+        # Celery calls it by both objects.
         processes.maintain_pool = pool.maintain_pool = self._maintain_pool
         self._flush = pool.flush
         pool.flush = self._flush_pool
 
     @property
     def idle_count(self) -> int:
-        """Number of free slots; negative if more jobs wait in the pool than there are."""
+        """Number of free slots; negative if more jobs wait in the pool than processes are idle."""
         processes = self.processes
         if self._is_closed:
             return 0
@@ -108,7 +125,8 @@ class PoolSlots:
         return up_count - len(processes.outbound_buffer)
 
     def report_loading(self, waiting_count: int) -> None:
-        """Log a warning if ``waiting_count`` jobs have waited for long for processes that load."""
+        """Log a warning if no process has come up for long while ``waiting_count`` jobs wait. The
+        gate calls this when it could not start a job."""
         now = monotonic()
         if now < self._next_check:
             return
@@ -124,10 +142,9 @@ class PoolSlots:
             return
         self._next_report = now + LOADING_REPEAT_S
         logger.warning(
-            "%d jobs wait for a pool process: for %.0f s none has come up (loading: pids=%s). They "
-            "start when the receivers of worker_process_init have returned. Celery kills a "
-            "replacement that is not up within worker_proc_alive_timeout (%g s): a longer load "
-            "needs a larger one.",
+            "Jobs wait for a pool process to load (jobs=%d, waited_s=%.0f, pids=%s): receivers of "
+            "worker_process_init have not returned. If loading takes longer than "
+            "worker_proc_alive_timeout (%g s), Celery kills the process: raise that setting.",
             waiting_count,
             waited_s,
             ",".join(map(str, loading)),
@@ -136,8 +153,8 @@ class PoolSlots:
 
     def _loads(self, process: Any) -> bool:
         """Return whether a process has not come up yet."""
-        is_up = self.processes._fileno_to_inq.get(process.inqW_fd) is process
-        return not is_up and process not in self._leaving and process.exitcode is None
+        is_known = process in self._up or process in self._leaving
+        return not is_known and process.exitcode is None
 
     # -- messages of the processes
 
@@ -147,23 +164,29 @@ class PoolSlots:
     def _on_up(self, pid: int) -> None:
         self._mark_up(pid)
         process = self._process_of(pid)
+        if process is not None:
+            self._up.add(process)
         if process in self._leaving:  # ``_shrink`` ended it while it loaded
             self._exclude(process)
         self._loading_since = None
         self.on_free()
 
     def _on_leaving(self, pid: int) -> None:
-        """Write no more jobs to a process that is about to end, and withdraw what it was given."""
+        """Write no more jobs to a process that is about to end, and withdraw the jobs of the gate
+        that were written to it and that it has not accepted. Celery puts other jobs back when the
+        process has ended."""
         process = self._process_of(pid)
         if process is None:
             return
         self._exclude(process)
         for job in list(self.processes._cache.values()):
-            if job._write_to is process and not (job._accepted or job.ready()):
+            is_unread = job._write_to is process and not (job._accepted or job.ready())
+            if is_unread and self._is_ours(job):
                 self._withdraw(job, process)
 
     def _on_not_started(self, pid: int, number: int) -> None:
-        """Return to the gate the job that a process dropped, since its deadline had passed."""
+        """Return to the gate a job that its process has dropped, since the job's deadline had
+        passed."""
         process = self._process_of(pid)
         if process is not None:
             self.processes._busy_workers.discard(process.inqW_fd)
@@ -178,25 +201,32 @@ class PoolSlots:
         """Exclude a process that is about to end from those that get jobs."""
         self._leaving.add(process)
         fd = process.inqW_fd
-        if self.processes._fileno_to_inq.get(fd) is process:
+        # When the pool destroys the pipes of a process (``dead``), others may get their numbers.
+        if process in self._up and not process.dead:
             self.processes._all_inqueues.discard(fd)
             self.processes._busy_workers.discard(fd)
 
     def _shrink(self, n: int = 1) -> None:
-        """End ``n`` processes, of which none has a job; ValueError if there are not so many.
+        """End ``n`` processes, of which none has a job.
 
-        Celery ends any process that has accepted no job. A job that was just written to it is lost
-        with it, and gets a strike if it has just started. And a process that was about to end
-        anyway is counted twice, so that the pool keeps one too many.
+        Celery's own method ends any process that has accepted no job. A job that was just written
+        to it would be lost with it, and get a strike if it had just started. And a process that is
+        about to end anyway would be counted twice, so that the pool kept one too many.
+
+        Raises:
+            ValueError: fewer than ``n`` processes have no job.
         """
         processes = self.processes
         for _ in range(n):
             stays = [process for process in processes._pool if process not in self._leaving]
-            # If one is missing already, it is enough that it is not replaced.
+            # If a process is missing already, it is enough not to replace it.
             if len(stays) >= processes._processes:
                 process = next(self._spare(), None)
                 if process is None:
-                    raise ValueError("The pool cannot shrink: each of its processes has a job.")
+                    raise ValueError(
+                        "The pool cannot shrink: each of its processes has a job. "
+                        "Try again when one is idle."
+                    )
                 self._exclude(process)
                 process.terminate_controlled()
             processes._processes -= 1
@@ -208,7 +238,7 @@ class PoolSlots:
         busy_pids: set[int] = set()
         for job in processes._cache.values():
             if not job.ready():
-                busy |= {job._write_to, job._scheduled_for}
+                busy.add(job._write_to)
                 busy_pids.update(job.worker_pids())
         spare = [
             process
@@ -216,21 +246,17 @@ class PoolSlots:
             if process not in busy | {*self._leaving} and process.pid not in busy_pids
         ]
         yield from filter(self._loads, spare)
-        # Each job in the outbound buffer, which no process was given yet, needs one.
+        # Each job in the outbound buffer was given to no process yet, and needs one of these.
         up = [process for process in spare if not self._loads(process)]
         yield from up[len(processes.outbound_buffer) :]
 
     def _withdraw(self, job: Any, process: Any) -> None:
-        """Return a job to the gate that was written to a process, which will not read it."""
+        """Return to the gate a job that was written to a process which will not read it."""
         self._with_unread_job.add(process)
         writer = _get_job_writer(job)
-        if writer is not None:  # the pipe had no room for all of it
+        if writer is not None:  # a part of it is still to be written to the pipe
             writer.close()
-        if self._is_ours(job):
-            self._return(job)
-        else:
-            job._write_to = job._scheduled_for = None
-            self.processes._put_back(job)
+        self._return(job)
 
     def _on_cleanup_queues(self, process: Any) -> None:
         """Replace the pipes of a process that has ended, if an unread job is in them: Celery gives
@@ -256,19 +282,19 @@ class PoolSlots:
         return getattr(request_of(job._accept_callback), "delivery", None) is not None
 
     def _return(self, job: Any) -> None:
-        """Remove a job that was not started from the pool, with the outcome ``TooLate``, for which
-        the gate starts it again."""
+        """Remove a job that was not started from the pool. Its request gets the outcome
+        ``TooLate`` as if the job had returned it, and so the gate starts the job again."""
         job.discard()
-        if job.ready():
-            return
-        job._set(None, (True, TooLate()))
+        if not job.ready():
+            request_of(job._accept_callback).on_outcome(TooLate())
 
     # -- while the pool replaces its processes
 
     @contextmanager
     def _closed(self) -> Iterator[None]:
-        """Let no slot be free in the block: the pool may give a job that it gets meanwhile to a
-        process that has died, or forget it when it is flushed."""
+        """Count no slot as free inside this context (``idle_count`` is 0). If the gate started a
+        job meanwhile, the pool might give it to a process that has died, or forget it in a
+        flush."""
         was_closed = self._is_closed
         self._is_closed = True
         try:
@@ -287,6 +313,6 @@ class PoolSlots:
         with self._closed():
             self._flush()
         for job in processes._cache.values():
-            process = job._write_to or job._scheduled_for
+            process = job._write_to
             if process is not None and not job.ready():
                 processes._busy_workers |= {process.inqW_fd} & processes._all_inqueues

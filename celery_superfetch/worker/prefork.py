@@ -1,9 +1,17 @@
-"""Repairs of the prefork pool (``celery.concurrency.asynpool``, which the worker's loop serves):
-each function replaces one method of a pool that loses a job, runs one twice, or ends the worker.
+"""Repairs of Celery's prefork pool (``celery.concurrency.asynpool``, which the worker's loop
+serves). Without them the pool may lose a job, run one twice, or end the worker.
 
-The gate applies all of them once, when the pool has started (``mend``). They keep the worker alive;
-if it dies all the same, the reaper recovers its jobs. Each repair names the report in
-``docs/contribute/reports.md`` that would end it.
+``ProcessAdapter`` (``pool_adapter.py``) applies all repairs once, by ``apply_repairs``, when the
+pool has started. Each repair replaces one method of the pool, which Celery then calls in the
+worker's loop, and names the bug report in ``docs/contribute/reports.md`` whose fix would make the
+repair needless. Four functions are no repairs: ``request_of``, ``drop_unsendable``, ``mark_reads``
+and ``unpickle_or_end``.
+
+A *child* is a pool process. If a child dies, its job comes to the job's request (``on_lost``) and
+is recovered by this worker, with a strike if it had started. If the worker dies, the reaper of
+another worker recovers its jobs: nothing here outlives the worker.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
@@ -24,7 +32,6 @@ celery .
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
         _pool._fileno_to_outq.__getitem__(fd)
     forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
-        _pool._fileno_to_synq.__getitem__(fd)
     listen for the end of each child: _pool._untrack_child_process(proc,hub)
     read what a dead child has sent: _pool.process_flush_queues(proc)
 """
@@ -34,21 +41,23 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
 from celery.utils.log import get_logger
 
-from ..model import forks
+from ..model import fork_gate
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
 
 logger = one_line_each(get_logger(__name__))
 
-AGAIN = 0.05  # s between two tries of a pool to fork, and between two checks of a child that ends
-LOOKS = 100  # checks of such a child; after them only Celery's own check, each 5 s, finds its end
+#: Seconds between two tries of a pool to fork, and between two checks of a child that ends.
+FORK_RETRY_S = 0.05
+#: Checks of such a child; after them only Celery's own check, each 5 s, finds its end.
+END_CHECKS_MAX = 100
 
 
 def request_of(accept_callback: Any) -> Any:
@@ -57,43 +66,74 @@ def request_of(accept_callback: Any) -> Any:
 
 
 def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
-    """Remove a job from ``pool`` whose arguments the pool failed to write to a process. The gate
-    calls this when a job could not be handed to the pool.
+    """Remove from ``pool`` a job that it failed to write to a process. The gate calls this if a
+    request could not hand its job to the pool.
 
     Returns:
-        whether its arguments (``call``) cannot be pickled, so that no process could get them.
+        whether the job's arguments (``call``) cannot be pickled, so that no process could get them.
     """
     for job in list(pool._pool._cache.values()):
         if request_of(job._accept_callback) is request:
             job.discard()
     try:
-        return not pickle.dumps(call)  # never empty: False
+        return not pickle.dumps(call)  # False: what it returns is never empty
     except Exception as exc:  # what was unpickled need not be picklable
         return not isinstance(exc, MemoryError)
 
 
-def mend(pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., object]) -> None:
+def mark_reads(pool: Any, reading: Callable[[], AbstractContextManager[None]]) -> None:
+    """Make ``pool`` handle each message of a child inside the context ``reading``, so that a signal
+    handler that interrupts this knows it."""
+    processes = pool._pool
+    results = processes._result_handler
+    begin, flush = results._recv_message, processes.process_flush_queues
+
+    def step_by_step(message: Iterator[None]) -> Iterator[None]:
+        """Read a message, as ``message`` does: a generator that stops where the pipe is empty."""
+        while True:
+            with reading():
+                try:
+                    next(message)
+                except StopIteration:
+                    return
+            yield
+
+    def begin_marked(*args: Any, **options: Any) -> Iterator[None]:
+        return step_by_step(begin(*args, **options))
+
+    def flush_marked(child: Any) -> None:
+        with reading():
+            flush(child)
+
+    results._recv_message = begin_marked
+    processes.process_flush_queues = flush_marked
+
+
+def apply_repairs(
+    pool: Any, requeue: Callable[[Any], None], call_later: Callable[..., object]
+) -> None:
     """Apply all repairs to a started pool.
 
     Arguments:
         requeue: called with the request of a job that the pool drops before its start.
         call_later: of the worker's loop: calls a function after some seconds.
     """
-    keep_what_runs(pool, requeue)
-    read_on(pool)
-    hear_the_dead(pool)
-    forget_closed(pool)
-    listen_again(pool, call_later)
+    keep_running_jobs(pool, requeue)
+    keep_partial_results(pool)
+    read_last_messages(pool)
+    forget_closed_descriptors(pool)
+    rewatch_children(pool, call_later)
     postpone_forks(pool, call_later)
 
 
-def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
+def keep_running_jobs(pool: Any, requeue: Callable[[Any], None]) -> None:
     """Keep the jobs that children run, or have in their pipes, when Celery flushes ``pool`` at a
     lost connection. Celery forgets all that no child has accepted: such a job would run, but its
     result would be dropped, and it would stay in flight for ever. All other jobs are requeued, the
     newest first, since each goes to the front of its queue.
 
-    Report: A task in the pipe of a pool process is forgotten at a lost connection, and runs.
+    Report: A task in the pipe of a pool process is forgotten when the connection is lost, and
+    still runs.
     """
     flush = pool.flush
 
@@ -102,20 +142,21 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
         if processes is None:  # a cold shutdown ends the pool before its consumers
             return
         jobs, unwritten = dict(processes._cache), list(processes.outbound_buffer)
-        # Of a dead child, too: the pool may give its pipe, with a job in it, to the next child.
+        # Also if the child has exited: the pool may give its pipe to the next child, which then
+        # reads the job. But if Celery has destroyed the pipe (``dead``), the job is requeued below.
         pipes = {id: job._write_to for id, job in jobs.items() if job not in unwritten}
         reading = [jobs[id] for id in pipes if pipes[id] and not jobs[id]._accepted]
         for job in reading:
-            job._accepted = True  # while Celery flushes: it keeps accepted jobs
-        kept = {id: job for id, job in jobs.items() if job._accepted}
+            job._accepted = True  # for the flush alone, in which Celery keeps accepted jobs
+        accepted_jobs = {id: job for id, job in jobs.items() if job._accepted}
         try:
             flush()
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
-            _remember(processes, kept)
+            _remember(processes, accepted_jobs)
             for id, job in reversed(list(jobs.items())):
-                child = pipes.get(id)  # if it has died, what was in its pipe is lost as well
+                child = pipes.get(id)
                 lost = id not in processes._cache or (child is not None and child.dead)
                 if lost and job._time_accepted is None and not job.ready():
                     job.discard()
@@ -124,20 +165,20 @@ def keep_what_runs(pool: Any, requeue: Callable[[Any], None]) -> None:
     pool.flush = flush_the_rest
 
 
-def _remember(processes: Any, kept: dict[Any, Any]) -> None:
-    """Put unfinished jobs back into the pool's books: Celery 5.5 forgets also those that run, and
-    those whose result has not been read yet."""
-    for id, job in kept.items():
+def _remember(processes: Any, accepted_jobs: dict[Any, Any]) -> None:
+    """Put unfinished jobs back into the pool's table of jobs: Celery 5.5 also forgets jobs that
+    run, and those whose result has not been read yet."""
+    for id, job in accepted_jobs.items():
         if not job.ready() and job._write_to is not None:
             processes._cache.setdefault(id, job)
 
 
-def read_on(pool: Any) -> None:
-    """Continue to read a result, of which a part was read when the connection was lost. Celery then
-    makes its loop again, with a new reader, which would take the next piece for the start of a
-    result: the worker would end by an unpickling error, or wait for ever.
+def keep_partial_results(pool: Any) -> None:
+    """Continue to read a result of which only a part was read when the connection was lost. Celery
+    then makes a new event loop with a new reader, which would take the next piece for the start of
+    a result: the worker would end by an unpickling error, or wait for ever.
 
-    Report: A large result of which a part was read is lost with the event loop.
+    Report: A large result that was read in part is lost when the event loop is reset.
     """
     processes = pool._pool
     results = processes._result_handler
@@ -147,7 +188,8 @@ def read_on(pool: Any) -> None:
     def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Any:
         child = processes._fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
-        if whose is not child or message.gi_frame is None:  # no read is under way
+        # A reader is a generator. Make one if none is under way for this child.
+        if whose is not child or message.gi_frame is None:
             message = begin(add_reader, fd, callback, load=partial(unpickle_or_end, child))
             reading[fd] = child, message
         return message
@@ -156,14 +198,14 @@ def read_on(pool: Any) -> None:
 
 
 def unpickle_or_end(child: Any, stream: Any) -> Any:
-    """Return what a pool process has sent; None if it cannot be unpickled. Then the process is
-    killed, since that may have been the result of its job: the job is recovered with a strike."""
+    """Return what a child has sent. If that cannot be unpickled, kill the child and return None: it
+    may have been the result of its job, which the worker then recovers, with a strike."""
     try:
         return pickle.load(stream)
-    except (Exception, SystemExit) as error:  # else it would end the worker
+    except (Exception, SystemExit) as error:  # raised, it would end the worker
         logger.error(
-            "A pool process sent what cannot be unpickled, and is killed (pid=%d): %s. The job "
-            "that it ran is recovered with a strike.",
+            "A pool process was killed since it sent a result that cannot be unpickled (pid=%d): "
+            "%s. Its job is recovered with a strike. Fix what the task returns or raises.",
             child.pid,
             describe(error),
         )
@@ -172,12 +214,13 @@ def unpickle_or_end(child: Any, stream: Any) -> Any:
         return None
 
 
-def hear_the_dead(pool: Any) -> None:
+def read_last_messages(pool: Any) -> None:
     """Read the last messages of a dead child before its job is given to another child. If Celery
     finds the death while it replaces other children, it does not read them: a job that the child
     has started, or even finished, would run a second time without a strike.
 
-    Report: A task that has ended runs again, if its process dies while another is replaced.
+    Report: A task that has ended runs again if its process dies while another process is
+    replaced.
     """
     processes = pool._pool
     give_away = processes.on_job_process_down
@@ -193,50 +236,48 @@ def hear_the_dead(pool: Any) -> None:
     processes.on_job_process_down = read_first
 
 
-def forget_closed(pool: Any) -> None:
-    """Forget the file descriptors of a lost child's pipes when ``pool`` closes them. Celery keeps
-    them: at the next lost connection it reads from what has these numbers by then (a connection to
-    the server, say), and the worker hangs or ends.
+def forget_closed_descriptors(pool: Any) -> None:
+    """Forget the file descriptor of a lost child's results when ``pool`` closes its pipes. Celery
+    remembers the number. At the next lost connection it reads from the file that has this number
+    by then (a connection to Redis, for example), and the worker hangs or ends.
 
-    Report: Descriptors of a lost process stay in the pool's books, and the next connection is
-    read in its place.
+    Report: Descriptors of a lost process stay registered, and a new connection is read in its
+    place.
     """
     processes = pool._pool
     destroy = processes.destroy_queues
 
     def destroy_and_forget(queues: Any, child: Any) -> Any:
-        for children, fd in (
-            (processes._fileno_to_outq, child.outqR_fd),
-            (processes._fileno_to_synq, child.synqW_fd),
-        ):
-            if children.get(fd) is child:
-                del children[fd]
+        children = processes._fileno_to_outq
+        if children.get(child.outqR_fd) is child:
+            del children[child.outqR_fd]
         return destroy(queues, child)
 
     processes.destroy_queues = destroy_and_forget
 
 
-def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
+def rewatch_children(pool: Any, call_later: Callable[..., object]) -> None:
     """Keep ``pool`` informed of the end of each child.
 
-    If two children die at once, Celery replaces both at the event of the first. The event of the
-    second has a file descriptor that a new child may have by then, and Celery stops watching that
-    child: at the next lost connection it fails to find it, and the worker ends.
+    If two children die at once, Celery replaces both when it handles the end of the first one. When
+    it then handles the end of the second one, a new child may have got the same number as file
+    descriptor, and Celery stops watching the new child. At the next lost connection Celery fails to
+    find that child, and the worker ends.
 
-    And check again a child that has closed its pipe and is not dead yet: Celery checks once, often
-    a moment too early, and the next time 5 s later.
+    Also check again a child that has closed its pipe and has not exited yet. Celery checks it once,
+    often a moment too early, and then only after 5 s.
 
-    Report: Processes die at once, and a successor is not watched: the next lost connection ends
-    the worker.
+    Report: If several processes die at once, a successor is not watched, and the next lost
+    connection ends the worker.
     """
     processes = pool._pool
     forget = processes._untrack_child_process
 
-    def look_again(child: Any, times: int) -> None:
+    def check_again(child: Any, times: int) -> None:
         if child.exitcode is not None:
             processes.maintain_pool()
         elif times:
-            call_later(AGAIN, look_again, child, times - 1)
+            call_later(FORK_RETRY_S, check_again, child, times - 1)
 
     def forget_the_number(child: Any, hub: Any) -> None:
         # Celery calls this twice for a child, and Celery 5.5 fails without the attribute.
@@ -244,15 +285,15 @@ def listen_again(pool: Any, call_later: Callable[..., object]) -> None:
             forget(child, hub)
             del vars(child)["_sentinel_poll"]  # so that Celery sets a new one
         if child.exitcode is None:
-            call_later(AGAIN, look_again, child, LOOKS)
+            call_later(FORK_RETRY_S, check_again, child, END_CHECKS_MAX)
 
     processes._untrack_child_process = forget_the_number
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Postpone the replacement of lost processes, without blocking the loop, until no thread of
-    this package is in foreign code, whose locks the new child would inherit locked
-    (``model.forks``).
+    """Postpone the replacement of lost children, without blocking the loop, until no thread of this
+    package is in code of the user or of a library (``model.fork_gate``). Such code may hold a lock,
+    which the new child would inherit locked.
 
     Report: none. Only this package needs it.
     """
@@ -262,13 +303,13 @@ def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
 
     def when_free(exitcodes: Sequence[int]) -> None:
         lost.extend(exitcodes)
-        if len(processes._pool) < processes._processes and not forks.may_fork():
-            call_later(AGAIN, processes.maintain_pool)
+        if len(processes._pool) < processes._processes and not fork_gate.may_fork():
+            call_later(FORK_RETRY_S, processes.maintain_pool)
             return
         try:
             repopulate(tuple(lost))
         finally:
             lost.clear()
-            forks.forked()
+            fork_gate.forked()
 
     processes._repopulate_pool = when_free

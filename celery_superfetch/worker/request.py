@@ -1,27 +1,37 @@
 """The request class of a worker. A request hands its job to the pool when the gate lets it start,
-and settles the job by the outcome that the pool reports: ack; or, if the run was cut short (its
-pool process was lost, a hard time limit, a stop), requeue, recover or dead-letter.
+and settles the job by the outcome that the pool reports.
 
-Celery's consumer makes a request of each message. The pool's callbacks run in the worker's loop
-(prefork, solo), or in the thread or greenlet that ran the job. If the worker dies before a job is
-settled, the job is in the private list and is recovered.
+A job that has ended is acked. If the run was cut short, the job is *requeued* (returned to its
+queue on purpose: its worker is stopping), or *recovered* (returned because the run was lost: its
+pool process died, or the job met a hard time limit after which Celery is to requeue it), which
+counts a *strike*, or *dead-lettered* (moved to the dead set, at its last strike).
+
+Three objects stand for one job in flight. The *claim* is its record in the private list of its
+owner (this process) in Redis. The *lease* is the local state of the claim
+(``owner/in_flight/lease.py``). The *delivery* is the lease together with the channel that delivered
+the job (``transport/deliveries.py``); by it a request settles the job.
+
+``bootsteps.Maintenance`` calls ``use_our_request``. Celery's consumer then makes a request of each
+message; the gate (``gate.py``) calls ``start`` and ``execute_using_pool``; the pool calls the
+callbacks, in the worker's loop (prefork, solo), or in the thread or greenlet that ran the job.
+
+If the worker dies before a job is settled, the job is in the private list, and the reaper of
+another worker (or of the next one) recovers it: with a strike if its start was recorded. With early
+ack (``acks_late`` off) a job is acked as it begins, and its run is lost with the worker, as in
+stock Celery.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
 celery worker.request:Request.
-    settle a job: acknowledge() on_failure(exc_info) on_timeout(soft,timeout) reject(requeue=)
-    run a part of a chord again: chord _success_was_stored()>=5.7
-    requeue what Celery cancels: cancel(pool) _already_cancelled _announce_cancelled()
-    tell a revoked job from a lost process: _already_revoked
-    hand its job to the pool: execute_using_pool(pool)~on_accepted revoked() time_limits
-        _apply_result
-    go on where a callback of its start fails: on_accepted(pid,time)
+    run a part of a chord again: _success_was_stored()>=5.7
+    requeue what Celery cancels: _already_cancelled _announce_cancelled()
+    hand its job to the pool: _apply_result
 celery
     hand its job to the pool: app.trace:fast_trace_task(task,uuid,request,body,type,encoding)
         app.trace:trace_task_ret(name,uuid,request,body,type,encoding)
     delete the method that hides its start: worker.request:create_request_cls(b,t,p,h,e,app=)
-    serve each task by this class: worker.consumer.consumer:Consumer.update_strategies()
-        app.task:Task.Request app.task:Task.Strategy~celery.worker.strategy:default
     know which pool it is: concurrency.base:BasePool.is_green concurrency.solo:TaskPool
 """
 
@@ -64,43 +74,48 @@ from ..model.log_text import one_line_each
 from ..transport.deliveries import delivery_of
 from .in_process import ENDS_OF_WORKERS
 from .outcomes import TooLate, error_of, exception_of, name_of_raised, unpacked
-from .settling import call_back
-from .stopping import end_late_start, told_to_stop
-from .unreceivable import check_fields, settle
+from .settling import call_back, settle
+from .stopping import end_late_start, is_stopping
+from .unreadable_jobs import check_fields
 
 logger = one_line_each(get_logger(__name__))
 
-#: The only strategy that is known to hand a request to the pool before it runs. Others (batches)
-#: keep messages of their own, and settle those themselves.
+#: The only strategy (the function that handles a task's messages in Celery's consumer) that is
+#: known to start each job by its request. Others (celery-batches) collect messages, run and settle
+#: them by themselves, and do not report a start.
 ASKS_FIRST = "celery.worker.strategy:default"
 
-EXITED = "Worker exited prematurely: "  # how billiard begins
+EXITED = "Worker exited prematurely: "  # how billiard's message begins
 
-#: Headers of one delivery, which a retry of the job must not carry on.
+#: Headers of one delivery, which the message of a retry of the job must not have.
 OF_THE_DELIVERY = frozenset({DELIVERY, "redelivered"})
 
 
 class LeasedRequest(Request):
-    """The request of a job that has a lease. It is the first base of the class that a worker's task
-    uses for its requests; the second is the task's own request class.
+    """The request of a claimed job. It is the first base of the class that a worker's task uses for
+    its requests; the second is the task's own request class.
 
     Celery requeues a job whose pool process was lost, without a count: the job could kill process
     after process. This class recovers the job with a strike, so that the guard can end that.
     """
 
-    delivery: Any  # a ``Delivery``; None for what is not fetched reliably
-    deadline = 0.0  # until when the pool may begin (``clock``); 0.0: the gate has not let it start
-    starts_again = False  # its pool process received it too late
+    delivery: Any  # a ``Delivery``; None for a message that was not claimed (a broadcast)
+    #: Until when the pool may begin (by ``clock`` of ``model/start_permit.py``). 0.0: the gate has
+    #: not let the job start.
+    deadline = 0.0
+    #: Its pool process received it after the deadline, and the gate is to start it again.
+    starts_again = False
     #: True for its first caller alone: the pool's thread that begins, or the gate that withdraws
     #: the job. Set by ``ThreadAdapter``.
-    take: Callable[[], bool] = staticmethod(lambda: True)
+    try_take: Callable[[], bool] = staticmethod(lambda: True)
 
     _cut_short = ""  # the reason why its run was cut short
-    _killed = False  # it is in the dead set
-    _greenlet_killed = False
+    _killed = False  # the job is in the dead set
+    _greenlet_killed = False  # Celery ends the run by killing its greenlet
     _settles = False  # its run is over, and its greenlet is about to settle it
     _postponed_s = 0.0  # its task asked to be tried again after so many seconds
     _ended_its_worker = False  # its task raised an exception that ends a worker
+    _is_terminated = False  # a revoke has ended its run
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Delete the method by which the class that Celery generates for each task hands a job to
@@ -117,7 +132,9 @@ class LeasedRequest(Request):
         try:
             super().__init__(message, *args, **kwargs)
         except Exception:
-            Request(message, *args, **kwargs)  # which fails, too, if that is the message's fault
+            # Celery's own class fails, too, if the message is at fault. If not, the error is that
+            # of a request class of the user.
+            Request(message, *args, **kwargs)
             message.is_read = True
             raise
         if self.delivery is not None:
@@ -127,32 +144,30 @@ class LeasedRequest(Request):
                 leases.reserve(self.delivery.lease)
             else:
                 leases.deliver(self.delivery.lease)
-                if self.delivery.owner.runner.inline:
-                    # The job may run within this call, and block the thread that sends acks: those
-                    # that are pending are sent now. If that fails, they stay pending.
-                    with suppress(RedisError, OSError):
-                        leases.post()
+                if self.delivery.owner.executor.inline:
+                    # The job may run within this call, and block the thread that sends acks.
+                    _send_pending(self.delivery.owner)
         check_fields(self)
         request = self.request_dict
         if not OF_THE_DELIVERY.isdisjoint(request):
             # Celery takes what it does not know for the user's, and sends it on with retries.
             custom = Context(request).headers or {}
             request["headers"] = {k: v for k, v in custom.items() if k not in OF_THE_DELIVERY}
-        message.is_read = True  # ``unreceivable.refuses``: from now on an error is the worker's
+        message.is_read = True  # for ``reject_unreadable``: from now on an error is the worker's
 
     def _refuse_start(self, message: Any) -> NoReturn:
         """End the worker, since Celery hands its jobs to the pool by another method than this
         class's: they would start without the gate. The job is requeued without a strike."""
         message.is_read = True
         error = RuntimeError(
-            "Jobs would start without celery_superfetch's gate, and run twice after a lost "
-            f"connection: Celery (version={celery_version}) or an instrumentation has replaced "
+            f"Celery (version={celery_version}) or an instrumentation has replaced "
             f"Request.execute_using_pool (by {type(self).execute_using_pool.__qualname__}, in "
-            f"{type(self).execute_using_pool.__module__}). Install a Celery that "
-            "celery_superfetch supports, or turn the instrumentation off."
+            f"{type(self).execute_using_pool.__module__}), so that jobs would start unchecked "
+            "and might run twice. Install a Celery that celery_superfetch supports, or turn the "
+            "instrumentation off."
         )
         if self.delivery is not None:
-            self.delivery.owner.runner.failure = error
+            self.delivery.owner.executor.failure = error
             self.delivery.requeue()
         raise error
 
@@ -160,11 +175,12 @@ class LeasedRequest(Request):
 
     @property
     def may_start(self) -> bool:
-        """Whether this worker still may start the job."""
+        """True if this worker still may start the job."""
         delivery = self.delivery
         if delivery.owner.leases.is_former(delivery.lease):
             return False
-        # With early ack a job that came back too late is settled already, and in no other worker.
+        # With early ack a job that its pool process received too late was acked before: no other
+        # worker can have it.
         return bool(self.acknowledged or delivery.lease.may_start)
 
     def start(self) -> float:
@@ -173,7 +189,8 @@ class LeasedRequest(Request):
         if self.acknowledged:
             self.deadline = leases.deadline(lease)
         else:
-            # With early ack the job may be settled before it runs: no start record is needed.
+            # With early ack (``acks_late`` off) the job is acked as it begins: it needs no start
+            # record, the mark in Redis by which a reaper knows that it ran.
             self.deadline = leases.start(lease, record=self.task.acks_late)
         return self.deadline
 
@@ -187,7 +204,7 @@ class LeasedRequest(Request):
         delivery = self.delivery
         if delivery is None:
             return super().execute_using_pool(pool, **kwargs)
-        gate, task = delivery.owner.runner, self.task
+        gate, task = delivery.owner.executor, self.task
         if not self.deadline:
             return gate.submit(self)
         accept = gate.adapter.accept_callback(self)
@@ -221,47 +238,41 @@ class LeasedRequest(Request):
 
     @property
     def decoded_body(self) -> Any:
-        """The body of its message as Celery has decoded it: arguments, and what follows the job."""
+        """The body of its message as Celery has decoded it: the arguments, and the signatures that
+        follow the job (callbacks, errbacks, chain, chord)."""
         return self.message.payload if self.content_type else self.body
 
     def _claim(self) -> tuple[Any, ...]:
-        """Return the fields of the job's ``Claim``, for the process that runs it. With early ack
-        they are empty: the claim ends before the run, and the job's steps are published as in
-        stock."""
+        """Return the fields of the job's ``Claim``, for the process that runs it. That process
+        publishes the job's steps (the messages that a job sends as it ends), each of them once,
+        while the claim exists. With early ack the fields are empty: the claim ends as the job
+        begins, and its steps are published as in stock Celery."""
         delivery, claimed = self.delivery, self.delivery.lease.claimed
         (job, counters), token = claimed, claimed.token
         if self.acknowledged or not self.task.acks_late:
             return "", "", "", token
-        place, key = delivery.channel.place, delivery.owner.private_lists.key_of(job)
+        database, key = delivery.channel.database_name, delivery.owner.private_lists.key_of(job)
         if counters is None:
-            return place, key, job.claim_id, token
-        return place, key, job.claim_id, token, counters.steps, counters.claimed_at
+            return database, key, job.claim_id, token
+        return database, key, job.claim_id, token, counters.steps, counters.first_claimed_at
 
     # -- callbacks of the pool
 
     def on_outcome(self, outcome: Any) -> None:
         """Settle the job by an outcome that the pool reports."""
-        self._call_back(self._settle_by, outcome)
+        call_back(self, self._settle_by, outcome)
 
     def on_lost(self, exc_info: Any) -> None:
         """Settle the job after the loss of its pool process."""
-        self._call_back(self.on_failure, exc_info)
+        call_back(self, self.on_failure, exc_info)
 
     def on_time_limit(self, soft: bool, timeout: float) -> None:
         """Settle the job at its hard time limit; log a soft one."""
-        self._call_back(self.on_timeout, soft=soft, timeout=timeout)
-
-    def _call_back(self, callback: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call a callback; the job has left the pool after it, unless it is a soft limit."""
-        gate = self.delivery.owner.runner
-        try:
-            call_back(self, gate.inline, callback, *args, **kwargs)
-        finally:
-            if gate.adapter.ends_by_callback and not kwargs.get("soft"):
-                gate.ended(self)
+        report = partial(self.on_timeout, soft=soft, timeout=timeout)
+        call_back(self, report, is_end=not soft)
 
     def _settle_by(self, outcome: Any) -> None:
-        gate = self.delivery.owner.runner
+        gate = self.delivery.owner.executor
         if isinstance(outcome, TooLate):
             gate.redispatch(self)
             return
@@ -281,8 +292,8 @@ class LeasedRequest(Request):
         if pool.is_green and self._settles:
             return  # if it were killed while it waits for the server, the job would not be settled
         self._greenlet_killed = pool.is_green
-        # Celery sets this after it has told the result backend. If that were away, the end of the
-        # pool process would count as a revocation, whose ack loses the job.
+        # Celery sets this only after a call of the result backend. If the backend was away, the end
+        # of the pool process would then count as a revocation, whose ack loses the job.
         self._already_cancelled = True
         try:
             super().cancel(pool, *args, **kwargs)
@@ -290,15 +301,23 @@ class LeasedRequest(Request):
             if not isinstance(pool, solo.TaskPool):
                 self._already_cancelled = False
                 logger.warning(
-                    "Job %s cannot be ended: it runs in a thread. The worker waits for it.",
+                    "Job %s cannot be ended, since it runs in a thread. The worker waits for it.",
                     self.title,
                 )
                 return
-            # This signal handler runs on top of the job: Celery's own error would fail the job.
+            # This is a signal handler that has interrupted the job itself: if Celery's own error
+            # was raised here, the job would fail by it.
             self._announce_cancelled(**{k: kwargs[k] for k in kwargs if k == "emit_retry"})
             if not self.acknowledged:
                 self._requeue()
             raise WorkerTerminate(EX_FAILURE) from None
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the run of a job that is revoked; if it has not begun, Celery calls this again then.
+        Also for a job that is revoked by a header, whose id ``state.revoked`` lacks."""
+        super().terminate(pool, signal)
+        if self.time_start:
+            self._is_terminated = True
 
     @property
     def title(self) -> str:
@@ -312,54 +331,49 @@ class LeasedRequest(Request):
 
     @property
     def _was_told(self) -> bool:
-        """Whether Celery told the child of this job to end."""
-        return bool(self.is_cancelled or self._already_revoked or self.id in state.revoked)
+        """True if Celery told the child of this job to end."""
+        return bool(self.is_cancelled or self._is_terminated or self.id in state.revoked)
 
     def _requeue(self) -> None:
-        """Requeue the job after its run was ended on purpose. If the worker is stopping, the
-        channel requeues it with the others when it closes."""
+        """Requeue the job after its run was ended on purpose. If the worker is stopping, the job is
+        only marked as cut short: the channel requeues it with the others when it closes."""
         if (delivery := self.delivery) is None:
             return
-        if told_to_stop(delivery.owner):
-            if delivery.is_open:  # it goes back with the others, in order, when the channel closes
+        if is_stopping(delivery.owner):
+            if delivery.is_open:
                 delivery.owner.leases.cut_short(delivery.lease)
             return
         self.acknowledged = True
         if self._greenlet_killed:
-            # The kill may reach this greenlet in the middle of a wait: the maintenance thread
-            # requeues.
-            delivery.owner.overdue.append(delivery.requeue)
+            # The kill may interrupt this greenlet while it waits for the server. So the call is
+            # deferred: the maintenance thread makes it.
+            delivery.owner.deferred_calls.append(delivery.requeue)
         else:
             delivery.requeue()
-
-    def revoked(self) -> Any:
-        """Return whether the job is revoked; False if ownership was lost: another worker announces
-        its end."""
-        delivery = self.delivery
-        gone = delivery is not None and delivery.lease.is_gone
-        return (self.acknowledged or not gone) and super().revoked()
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         try:
             super().on_accepted(pid, time_accepted)
         except Exception:  # of a request class of the user; billiard would drop it without a word
             logger.exception(
-                "Job %s began, but a callback of its start failed: a monitor may not hear of it.",
+                "Job %s has started, but a callback of its start failed: monitors may miss its "
+                "start. The traceback follows.",
                 self.title,
             )
             if not self.task.acks_late:
-                self.acknowledge()  # else it would keep its place in the prefetch
+                self.acknowledge()  # if it stayed unacked, it would count against the prefetch
         if self.delivery is not None:
             end_late_start(self.delivery.owner)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = exception_of(exc_info)
-        own = self.delivery is not None and not self._was_told
-        self._ended_its_worker = own and isinstance(exc, ENDS_OF_WORKERS)
-        if own and isinstance(exc, (Terminated, SystemExit, KeyboardInterrupt)):
-            # The pool process was sent a signal for an earlier job, and died in this one: Celery
-            # would take this one for revoked, and its ack would lose it. Or the task ended its
-            # process: Celery 5.6 would take that for a failure, or a loss, by billiard's version.
+        is_own_end = self.delivery is not None and not self._was_told
+        self._ended_its_worker = is_own_end and isinstance(exc, ENDS_OF_WORKERS)
+        if is_own_end and isinstance(exc, (Terminated, SystemExit, KeyboardInterrupt)):
+            # Either the pool process was sent a signal for an earlier job, and died in this one:
+            # Celery would take this job for revoked, and its ack would lose it. Or the task ended
+            # its process: Celery 5.6 would take that for a failure or for a loss, depending on the
+            # version of billiard. Both are treated as the loss of a pool process.
             status = exc.args[0] if exc.args else 0
             how = human_status(status if isinstance(status, int) else 1)
             if self._ended_its_worker:
@@ -381,7 +395,7 @@ class LeasedRequest(Request):
             self._postponed_s = exc.seconds
         elif not isinstance(exc, (Reject, Terminated)):
             # A task's own Reject is on purpose; all else that ends in a requeue is a lost process.
-            processes = getattr(self.delivery and self.delivery.owner.runner, "prefork", True)
+            processes = getattr(self.delivery and self.delivery.owner.executor, "prefork", True)
             # A thread or a greenlet is not lost: such an error was raised by its task.
             ended = processes and isinstance(exc, WorkerLostError)
             if ended:
@@ -391,7 +405,7 @@ class LeasedRequest(Request):
                 self._cut_short = f"it raised {name_of_raised(exc)}"
         try:
             return super().on_failure(exc_info, *args, **kwargs)
-        except Exception:  # the result backend is away, say; the run is over all the same
+        except Exception:  # for example, the result backend is away; but the run has ended
             self.reject(requeue=bool(self._cut_short))
             raise
         finally:
@@ -402,9 +416,10 @@ class LeasedRequest(Request):
     def _success_was_stored(self) -> Any:
         """Return the stored success for which Celery 5.7 acks a job that lost its pool process.
 
-        A part of a chord may not have been counted by then, or have the body to publish: it runs
-        again. And Celery asks by the task id, which senders use again: the success of an older job
-        would end this one without a run.
+        False for a part of a chord: the chord may not have counted the part yet, or the part may
+        have to publish the chord's body, so it runs again. And False for the result of an older
+        job: Celery looks by the task id, which a sender may use again, and this job would end
+        without a run.
         """
         if self.chord and is_on_redis(self.task.backend):
             return False
@@ -423,8 +438,8 @@ class LeasedRequest(Request):
             return super().on_timeout(soft, timeout)
         finally:
             if not self.acknowledged:
-                # Before 5.7 Celery leaves this to the loss of the process, which a greenlet has
-                # not.
+                # Before 5.7 Celery waits for the loss of the pool process to settle the job. A
+                # greenlet has no process that could be lost.
                 self.reject(requeue=True)
 
     def acknowledge(self) -> None:
@@ -435,17 +450,25 @@ class LeasedRequest(Request):
             # Celery takes the end of a killed greenlet for success; its ack would lose the job.
             self._requeue()
         else:
-            if poller and not (self.acknowledged or poller.inline) and delivery.is_open:
-                # Celery would ack in the loop's next tick. Now, the next job's start record is sent
-                # with this ack, in one round trip.
+            # An early ack, and the job is about to block the thread that sends acks.
+            blocks = poller and delivery.owner.executor.inline and not self.task.acks_late
+            acks_now = poller and (blocks or not poller.inline)
+            if acks_now and not self.acknowledged and delivery.is_open:
+                # Celery would ack in the loop's next tick. If the job is acked at once, its ack is
+                # sent with the start record of the next job, in one round trip.
                 delivery.ack()
                 self.acknowledged = True
+                if blocks:
+                    # If it were sent after the job, a job whose worker is killed would run twice.
+                    _send_pending(delivery.owner)
             super().acknowledge()
         if poller:
             # Before 5.7 a call that a thread or a greenlet queues does not wake Celery's loop.
             poller.wake(end_round=True)
 
     def reject(self, requeue: bool = False) -> Any:
+        """Reject the job, as Celery's method does. But if a run that was cut short would only be
+        requeued, recover the job instead, with a strike (or a stop), or dead-letter it."""
         if requeue and self.is_cancelled:
             return None  # ``on_failure`` requeues it
         self._settles = True
@@ -458,28 +481,36 @@ class LeasedRequest(Request):
         if delivery is None or self.acknowledged or not (requeue and self._cut_short):
             return super().reject(requeue=requeue)
         self.acknowledged = True
-        stopping = told_to_stop(delivery.owner) and not self._ended_its_worker
-        way = partial(delivery.owner.settlement.recover_or_kill, stopping=stopping)
+        stopping = is_stopping(delivery.owner) and not self._ended_its_worker
+        settle_run = partial(delivery.owner.settlement.recover_or_kill, stopping=stopping)
         try:
-            if settle(delivery, way, self._cut_short, self.app, limits_of(self.app)):
+            if settle(delivery, settle_run, self._cut_short, self.app, limits_of(self.app)):
                 self._killed = True
             # As Celery does: else monitors see the job received twice, and nothing in between.
             self.send_event("task-rejected", requeue=not self._killed)
         except Exception:
             logger.exception(
-                "Job %s lost its run (%s) and could not be given back: it stays in this worker's "
-                "private list, and is recovered when the worker ends.",
+                "Job %s could not be requeued after its run was lost (%s): it stays in this "
+                "worker's private list, and is recovered when the worker ends. Restart the "
+                "worker.",
                 self.title,
                 self._cut_short,
             )
         return None
 
 
-#: The method that hands a job to the pool, for the check that no other one is in force.
+#: The method by which jobs are handed to the pool. A request checks that its class still has it.
 STARTS = LeasedRequest.execute_using_pool
 
 
 @cache
+def _send_pending(owner: Any) -> None:
+    """Send the pending acks of an owner now. If that fails, they stay pending, and are sent
+    later."""
+    with suppress(RedisError, OSError):
+        owner.leases.post()
+
+
 def _leased(base: Any) -> Any:
     return type(base.__name__, (LeasedRequest, base), {})
 

@@ -1,10 +1,19 @@
-"""Calls the callbacks of a job's request in the worker when the pool reports the job's start or
-end. If a callback raises, the job is settled all the same, and its slot in the worker becomes free.
+"""Settles a job where its server or a callback of its request fails.
 
-``LeasedRequest`` calls each callback of the pool through ``call_back``: in the worker's loop
-(prefork, solo), or in the thread or greenlet that ran the job. ``in_process`` calls it for a task
-that stops its worker. If the worker dies before the job is settled, the job is in the private list
-and is recovered.
+``settle`` defers a recovery, or a move to the dead set, while the server cannot be reached. The
+modules of this room call it for each job that cannot run.
+
+``call_back`` calls a callback of a job's request when the pool reports the end of a job, or a time
+limit. If the callback raises an error, it frees the job's slot in the worker, and recovers the job.
+``LeasedRequest`` calls each such callback through it: in the worker's loop (prefork, solo), or in
+the thread or greenlet that ran the job. ``in_process`` calls it for a task that stops its worker.
+
+If the worker dies before the job is settled (acked, requeued or dead-lettered), the job is in its
+owner's private list in Redis, and the reaper of another worker recovers it, with a strike if its
+start was recorded. So a job whose task has succeeded runs again if the worker dies before the ack.
+A deferred settlement is lost with the worker.
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
@@ -20,50 +29,90 @@ from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker import state
+from redis.exceptions import DataError, RedisError
 
 from ..app.guard import limits_of
+from ..model.dead_job import DeadJob
 from ..model.foreign import kind_of
 from ..model.log_text import one_line_each
+from ..transport.deliveries import Delivery
 from .outcomes import exception_of, info_of
-from .stopping import told_to_stop
-from .unreceivable import is_trouble, settle
+from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))
 
 
+def is_server_error(exc: BaseException) -> bool:
+    """Return whether an error comes from a server that cannot be reached, or that refuses a
+    command: the job is not to blame. But a ``DataError`` is the job's fault: redis-py refuses a
+    value that the job has passed."""
+    return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
+
+
+def settle(
+    delivery: Delivery, settlement: Callable[..., DeadJob | None], why: str, *args: Any
+) -> DeadJob | None:
+    """Settle a job by ``settlement``, a method of ``Settlement``
+    (``owner/in_flight/settlement.py``) that gets the lease, ``why`` and ``args``. If the server
+    cannot be reached, the maintenance thread calls it later. Return the dead job if the job was
+    dead-lettered."""
+    end = partial(delivery.end_by, settlement, why, *args)
+    try:
+        return end()
+    except (RedisError, OSError) as exc:
+        logger.warning(
+            "Job %s (%s) could not be requeued or moved yet (%s): it is safe in this worker's "
+            "private list until Redis answers.",
+            delivery.job.title,
+            why,
+            exc,
+        )
+        delivery.owner.deferred_calls.append(end)
+        return None
+
+
 def call_back(
-    request: Any, inline: bool, callback: Callable[..., object], *args: Any, **kwargs: Any
+    request: Any, callback: Callable[..., object], *args: Any, is_end: bool = True
 ) -> None:
-    """Call a callback of the pool; if it raises, settle its job and free its slot.
+    """Call a callback of a job's request. If it raises, settle the job and free its slot. In a solo
+    pool, whose jobs run in the loop's own thread, an error of the server is raised to the loop,
+    which reconnects.
 
     Arguments:
-        inline: jobs run in the loop's own thread (solo pool). There an error of the server is
-            raised to the loop, which reconnects.
+        is_end: the job's run has ended. False: at a soft time limit, after which the job runs on.
     """
-    try:
-        callback(*args, **kwargs)
-    except Exception as raised:
-        error = exception_of(info_of(raised))  # or a plain one, if a log could not print that
-        if inline and is_trouble(error):
-            raise
-        if kwargs.get("soft"):  # the only callback after which the job runs on
-            logger.error(
-                "Job %s got no soft time limit: it runs on.", request.title, exc_info=error
-            )
-        else:
-            _settle_after_error(request, error, kind_of(raised))
+    gate = request.delivery.owner.executor
+    # A callback may wait long for the result backend. Meanwhile a signal may stop the pool.
+    with gate.adapter.reading(False):
+        try:
+            callback(*args)
+        except Exception as raised:
+            error = exception_of(info_of(raised))  # a plain one, if ``raised`` cannot be printed
+            if gate.inline and is_server_error(error):
+                raise
+            if not is_end:
+                logger.error(
+                    "Job %s continues without its soft time limit: the limit could not be "
+                    "delivered. The traceback follows.",
+                    request.title,
+                    exc_info=error,
+                )
+            else:
+                _settle_after_error(request, error, kind_of(raised))
+        finally:
+            if is_end and gate.adapter.ends_by_callback:
+                gate.ended(request)
 
 
 def _settle_after_error(request: Any, error: BaseException, kind: str) -> None:
     """Free the slot of a job whose callback raised ``error``, and recover the job if the callback
-    left it unsettled. ``kind``: the error as a reason. Raises no ``Exception``."""
+    left it unsettled. ``kind`` names the error in the job's history. Raises no ``Exception``."""
     try:
         state.task_ready(request)  # frees the slot in Celery's books
         if request.acknowledged or not request.delivery.is_open:
             logger.error(
-                "Job %s is settled, but a callback of its end failed: a caller or a monitor "
-                "that waits for its result may not hear of it. See whether the result backend "
-                "answers.",
+                "Job %s was settled, but a callback of its end failed: a caller or a monitor may "
+                "miss its result. Check whether the result backend answers.",
                 request.title,
                 exc_info=error,
             )
@@ -79,16 +128,16 @@ def _settle_after_error(request: Any, error: BaseException, kind: str) -> None:
 
 
 def _recover(request: Any, error: BaseException, kind: str) -> None:
-    """Recover a job with a strike, so that it is dead-lettered if this happens in each run. Without
-    one if the cause is the server, a lack of memory, or the stop of the worker."""
+    """Recover a job with a strike, so that it is dead-lettered if this happens in each run. It gets
+    no strike if the cause is the server, a lack of memory, or the stop of the worker."""
     delivery, app = request.delivery, request.app
     logger.error(
-        "Job %s ended, but could not be settled. Its slot is free, and it runs again, up to "
-        "its strike limit. Fix its request class, or what else raised this error.",
+        "Job %s ended, but its outcome could not be recorded: it runs again, up to its strike "
+        "limit. Fix its request class, or what else raised this error.",
         request.title,
         exc_info=error,
     )
-    is_fault_of_worker = is_trouble(error) or isinstance(error, MemoryError)
-    excused = is_fault_of_worker or told_to_stop(delivery.owner)
-    recover = partial(delivery.owner.settlement.recover_or_kill, excused=excused)
-    settle(delivery, recover, f"it could not be settled: {kind}", app, limits_of(app))
+    is_fault_of_worker = is_server_error(error) or isinstance(error, MemoryError)
+    not_blamed = is_fault_of_worker or is_stopping(delivery.owner)
+    recover = partial(delivery.owner.settlement.recover_or_kill, not_blamed=not_blamed)
+    settle(delivery, recover, f"its outcome could not be recorded: {kind}", app, limits_of(app))

@@ -1,20 +1,27 @@
-"""The stop of a worker: marks its owners as stopping, so that it starts no more jobs, and requeues
-the jobs that have not started. ``worker.steps`` starts the ``Stopper`` and wraps Celery's signal
-handlers, which run in the main thread. If the worker is killed meanwhile, its owner record says
-that it was stopping, and the runs that were cut short count as stops and not as strikes.
+"""The stop of a worker: it starts no more jobs, and jobs that have not started are requeued at
+once.
+
+A worker is one *owner* (the identity under which it claims jobs) in each database from which it
+consumes. ``Stopper`` marks them as stopping, and its thread requeues their jobs. ``_on_cold`` runs
+before Celery's handlers of a cold shutdown, in the main thread, and avoids deadlocks.
+
+``worker.bootsteps`` starts the ``Stopper``, reports a shutdown to it, and calls ``wrap_handlers``.
+The gate, the request and the modules that settle jobs ask ``is_stopping``; a request calls
+``end_late_start`` when its job was accepted.
+
+If the worker is killed while it stops, the reaper of another worker (or of the next one) recovers
+its jobs. The next heartbeat after the mark writes *stopping* into the owner record. From then on
+a run that is cut short counts as a *stop*, before that as a *strike*: a strike is counted against a
+job that may have killed its worker, a stop has a limit of its own (``stop_limit``).
+
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports):
 
 Foreign names:
 
 celery
-    know which pool it is: concurrency.solo:TaskPool concurrency.thread:TaskPool
-        concurrency.base:BasePool.is_green
-    know whether a thread for a job comes up: concurrency.thread:TaskPool.executor
+    know which pool it is: concurrency.base:BasePool.is_green
     know that the worker stops: worker.state:should_stop worker.state:should_terminate
         worker.state:active_requests apps.worker:_shutdown_handler~worker_
-    let a job of the solo pool end: worker.worker:WorkController.wait_for_soft_shutdown()
-    end a job whose start it reads late: concurrency.asynpool:ResultHandler._recv_message
-billiard
-    end a job whose start it reads late: pool:ApplyResult._ack pool:ApplyResult._set(i,obj)
 """
 
 from __future__ import annotations
@@ -27,14 +34,11 @@ from contextlib import suppress
 from time import sleep
 from typing import Any
 
-from billiard.pool import ApplyResult
-from celery.concurrency import solo, thread
-from celery.concurrency.asynpool import ResultHandler
 from celery.platforms import EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from ..model import forks
+from ..model import fork_gate
 from ..model.log_text import one_line_each
 from ..owner.owner import Owner
 from ..owner.process_owners import owners_of_process
@@ -42,17 +46,14 @@ from ..transport.channel import Channel
 
 logger = one_line_each(get_logger(__name__))
 
-AGAIN = 0.05  # s until a signal is sent again that came while the main thread held a lock
-LOOK_INTERVAL = 0.5  # s between two checks of the flags that Celery's signal handlers set
-
-#: Code that reads the message of a pool process, and that handles the start of a job.
-READS = frozenset({ResultHandler._recv_message.__code__, ApplyResult._ack.__code__})
-#: Code that handles the end of a job; it runs within ``_recv_message``.
-ENDS = ApplyResult._set.__code__
+#: Seconds after which a signal is sent again, if it came while the main thread held a lock.
+SIGNAL_RETRY_S = 0.05
+FLAGS_CHECK_S = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
 
 def owners_of(worker: Any) -> list[Owner]:
-    return [owner for owner in owners_of_process() if owner.runner.worker is worker]
+    """Return the owners of a worker: one for each database from which it consumes."""
+    return [owner for owner in owners_of_process() if owner.executor.worker is worker]
 
 
 def channels_of(worker: Any) -> list[Channel]:
@@ -63,42 +64,43 @@ def channels_of(worker: Any) -> list[Channel]:
 
 
 def process_ends() -> bool:
-    """Return whether Celery's flags tell all workers of this process to stop. Celery resets them
-    where a worker is embedded in another program."""
+    """Return whether Celery's flags tell all workers of this process to stop. If a worker is
+    embedded in another program, Celery resets the flags when it has ended, and a later worker of
+    the process is not stopping."""
     flags = state.should_stop, state.should_terminate
     return any(flag is not None and flag is not False for flag in flags)  # 0 is an exit code
 
 
-def told_to_stop(owner: Owner) -> bool:
+def is_stopping(owner: Owner) -> bool:
     """Return whether the owner's worker is stopping."""
     return owner.stopping or process_ends()
 
 
 class Stopper(threading.Thread):
-    """A thread that requeues the jobs that have not started as soon as the worker is stopping: the
+    """A thread that requeues the jobs that have not started as soon as the worker is stopping. The
     consumer's own thread may be busy for hours (solo), wait for a slot (gevent) or sleep in a
     signal handler (soft shutdown)."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
-        self._told = False  # this worker was told to stop; others in the process may go on
+        self._is_stopping = False  # this worker was told to stop; others in the process may go on
         self.over = threading.Event()
 
     def run(self) -> None:
-        forks.mark_thread()
-        while not self.over.wait(LOOK_INTERVAL):
-            if self._mark(self._told or process_ends()):
-                with forks.kept_off():
+        fork_gate.mark_thread()
+        while not self.over.wait(FLAGS_CHECK_S):
+            if self._mark(self._is_stopping or process_ends()):
+                with fork_gate.kept_off():
                     self.requeue_waiting()
 
-    def say_so(self, failing: bool = False) -> None:
-        """Mark the worker's owners as stopping, and as ``failing`` if they end by an error of their
-        own. Safe in a signal handler, since it only sets flags."""
+    def mark_stopping(self, failing: bool = False) -> None:
+        """Mark the worker's owners as stopping, and as ``failing`` if the worker ends by an error
+        that one of its jobs may have caused. Safe in a signal handler, since it only sets flags."""
         if failing:
             for owner in owners_of(self.worker):
                 owner.failing = True
-        self._told = self._mark(True)
+        self._is_stopping = self._mark(True)
 
     def _mark(self, stopping: bool) -> bool:
         for owner in owners_of(self.worker):
@@ -111,23 +113,25 @@ class Stopper(threading.Thread):
             count = sum(channel.qos.requeue_waiting() for channel in channels_of(self.worker))
         except Exception:  # the channel's close requeues them
             logger.exception(
-                "Told to stop, and the jobs that wait could not be given back yet. They are safe "
-                "in private lists, and go back when the connection closes, or by another worker."
+                "Worker stopping: jobs that had not started could not be requeued yet. They are "
+                "safe in the private list, and are requeued when the connection closes, or "
+                "recovered by another worker."
             )
         else:
             if count:
-                logger.info("Told to stop: %d jobs went back to their queues.", count)
+                logger.info("Worker stopping: requeued jobs that had not started (jobs=%d).", count)
 
 
 def wrap_handlers(stopper: Stopper) -> None:
-    """Put ``_on_cold`` before Celery's signal handlers of a cold shutdown: these wait for jobs
-    before they send ``worker_shutting_down``, by which the worker would be marked too late."""
+    """Put ``_on_cold`` before Celery's signal handlers of a cold shutdown. These handlers wait for
+    jobs before they send ``worker_shutting_down``: the worker would be marked as stopping too
+    late."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         handler: Any = signal.getsignal(number)
-        if getattr(handler, "__name__", "") == "worker_Cold":
-            # No ``partial``: ``signal`` formats the ``repr`` of each handler, that of a ``partial``
-            # formats its arguments, and that of a thread (the stopper) takes a lock. Under gevent
-            # the worker would hang at the next signal.
+        if getattr(handler, "__name__", "") == "worker_Cold":  # Celery's
+            # Not a ``partial``: ``signal`` makes the ``repr`` of each handler. The ``repr`` of a
+            # ``partial`` contains that of its arguments, and the ``repr`` of a thread (the stopper)
+            # takes a lock. Under gevent the worker would hang at the next signal.
             def first(number: int, frame: Any, handler: Any = handler) -> None:
                 _on_cold(stopper, handler, number, frame)
 
@@ -136,28 +140,29 @@ def wrap_handlers(stopper: Stopper) -> None:
 
 
 def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
-    """Mark the worker as stopping, and run Celery's handler of a cold shutdown. If that would
-    deadlock now, it runs in a greenlet, or at the same signal, which is sent again; if it would cut
-    short a job of a solo pool before the soft shutdown's time is over, it runs after that time."""
-    stopper.say_so()
+    """Mark the worker as stopping, and run Celery's handler of a cold shutdown: at once; or
+
+    - in a greenlet, in a pool of greenlets, where the handler would block the loop;
+    - a moment later, when the signal is sent again, if the handler would deadlock now;
+    - after the time of a soft shutdown, in a solo pool, so that the running job may end in it.
+    """
+    stopper.mark_stopping()
     worker, pool, conf = stopper.worker, stopper.worker.pool, stopper.worker.app.conf
+    is_solo = worker.superfetch_gate.inline
     wait = conf.worker_soft_shutdown_timeout
     busy = conf.worker_enable_soft_shutdown_on_idle or state.active_requests
     if pool is not None and pool.is_green:
         # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
-    elif (
-        pool is not None
-        and not isinstance(pool, solo.TaskPool)
-        and _is_at_work(worker, pool, frame)
-    ):
-        # The handler stops the pool and joins its threads or processes. If this thread, which the
-        # signal has interrupted, holds a lock that the handler or one of the threads needs, all
-        # wait for ever. If it is about to learn that a job runs in a process, the handler does not
-        # end that job, and waits for it.
-        _again(AGAIN, number)
-    elif pool is not None and isinstance(pool, solo.TaskPool) and wait > 0 and busy:
-        # The handler would sleep on top of the job, which is to finish in that time.
+    elif pool is not None and not is_solo and _is_at_work(worker):
+        # The handler stops the pool and joins its threads or processes. The signal has interrupted
+        # this thread. If this thread holds a lock that the handler or one of the pool's threads
+        # needs, all wait for ever. If this thread is just reading that a process has started a job,
+        # the handler does not know that the job runs: it does not end the job, and waits for it.
+        _again(SIGNAL_RETRY_S, number)
+    elif pool is not None and is_solo and wait > 0 and busy:
+        # The handler has interrupted the job, and would sleep for the time in which the job is to
+        # end. So the job continues, and the handler runs later, without its sleep.
         logger.warning("Initiating Soft Shutdown, terminating in %s seconds", wait)
         worker.wait_for_soft_shutdown = lambda: None
         signal.signal(number, handler)
@@ -165,48 +170,37 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         _again(wait, number)
     else:
         for owner in owners_of(worker):
-            owner.runner.ends_jobs = owner.runner.prefork  # see ``end_late_start``
+            owner.executor.ends_jobs = owner.executor.prefork  # see ``end_late_start``
         handler(number, frame)
 
 
 def end_late_start(owner: Owner) -> None:
-    """End the running jobs if a cold shutdown has begun; called when a job's start was read.
+    """End the running jobs if a cold shutdown has begun. ``LeasedRequest.on_accepted`` calls this:
+    the worker has read that a pool process started a job.
 
-    Celery's handler ends the jobs whose start the worker has read, and then waits for the pool. The
-    pool reads on meanwhile. A job whose start it reads only then would run to its end, and the
-    worker would wait for it: for hours, or until it is killed.
+    Celery's handler ends the jobs whose start the worker has read, and then waits for the pool,
+    which still reads messages. If the pool first reads then that another job has started, this job
+    would run to its end, and the worker would wait for it: for hours, or until it is killed.
     """
-    if owner.runner.ends_jobs:
-        consumer = owner.runner.worker.consumer
+    if owner.executor.ends_jobs:
+        consumer = owner.executor.worker.consumer
         if hasattr(consumer, "cancel_active_requests"):
             consumer.cancel_active_requests()
         else:  # Celery 5.5
             consumer.cancel_all_unacked_requests()
 
 
-def _is_at_work(worker: Any, pool: Any, frame: Any) -> bool:
+def _is_at_work(worker: Any) -> bool:
     """Return whether the signal has interrupted this thread where the handler must not run: while
-    it reads that a pool process has started a job; or while it may hold the lock of an owner's jobs
-    in flight, or of a pool of threads. It holds the latter while a new thread starts, and the job
-    in that thread may send the signal at once."""
-    if isinstance(pool, thread.TaskPool) and pool.executor._shutdown_lock.locked():
-        return True
-    if _reads_start(frame):
+    the thread reads that a pool process has started a job; or while it may hold the lock of an
+    owner's jobs in flight, or the lock of a pool of threads."""
+    if worker.superfetch_gate.adapter.is_at_work():
         return True
     for owner in owners_of(worker):
-        with suppress(RuntimeError):  # a condition raises it where the lock is not held
+        # ``notify`` raises RuntimeError unless this thread holds the lock.
+        with suppress(RuntimeError):
             threading.Condition(owner.leases.lock).notify(0)
             return True
-    return False
-
-
-def _reads_start(frame: Any) -> bool:
-    """Return whether an interrupted frame reads the message of a pool process, or handles the start
-    of its job."""
-    while frame is not None and frame.f_code is not ENDS:
-        if frame.f_code in READS:
-            return True
-        frame = frame.f_back
     return False
 
 

@@ -1,18 +1,19 @@
 """Keeps jobs that Celery would discard: of an unknown task, undecodable, or invalid. In a rolling
 deploy workers with the old code claim jobs that need the new one.
 
-Celery's consumer calls ``Discards``, in its loop, in place of its own methods.
+``bootsteps.Maintenance`` makes a ``Discards``, which puts itself in the place of three methods of
+Celery's consumer. The consumer calls it in its loop.
 
-While another live worker of its queue has other tasks, such a job is parked: after a pause it
-returns to its queue, where a worker that knows its task may claim it. Otherwise it is
-dead-lettered. In the pause the job is on the server, and in no worker. If the worker dies before
-the park is sent, the job is in the private list and is recovered.
+If a live worker that consumes the job's queue (or is starting, and consumes none yet) has
+registered other tasks than this one, the job is *parked*: it waits in Redis, in no worker, and
+returns to its queue after a pause, where a worker that knows its task may claim it. Otherwise the
+job is moved to the dead set.
 
-Foreign names:
-
-celery worker.consumer.consumer:Consumer.
-    keep what Celery would discard: on_unknown_task(body,message,exc)
-        on_invalid_task(body,message,exc) on_decode_error(message,exc)
+If the worker dies before the park is sent, the job is in its owner's private list in Redis, and the
+reaper of another worker recovers it, without a strike unless its start was recorded (a claim
+records the starts of as many jobs as slots are free). If the worker dies between the move to the
+dead set and the call of Celery's method, the publisher gets no result, and the chord of the job is
+not failed; the job itself is in the dead set.
 """
 
 from __future__ import annotations
@@ -28,42 +29,45 @@ from celery.exceptions import NotRegistered
 from celery.utils.log import get_logger
 
 from ..app.chords import fail_part
-from ..model.facts import Facts
 from ..model.foreign import kind_of, message_of
+from ..model.humanize import command
 from ..model.log_text import one_line_each
-from ..model.words import command
-from ..store.registry import Registry
+from ..model.owner_record import OwnerRecord
+from ..store.owner_registry import OwnerRegistry
 from ..transport.deliveries import Delivery, delivery_of
-from .stopping import told_to_stop
-from .unreceivable import settle
+from .settling import settle
+from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))
 
-RETURNS = 40  # requeues of a job, for any reason, after which no worker is expected to know it
+REQUEUES_MAX = 40  # requeues of a job, for any reason, after which no worker is expected to know it
 
-#: Longest pause (s) for which a job is parked; the first is 1 s, each next one 1 s longer. Without
-#: a pause workers would claim it without end. All together they are a quarter of an hour.
+#: Longest pause (s) for which a job is parked; the first is 1 s, each next one 1 s longer. All
+#: pauses of a job together are 13 minutes. Without pauses workers would claim the job
+#: again and again.
 LONGEST_PAUSE = 30
 
 #: Seconds between the returns of two jobs that one worker has parked. If many returned at once,
-#: this worker would claim and park them again before a worker that knows the task has run a few: of
-#: 60 jobs of 0.2 s each was parked 11 times, instead of 1.9 times (``test_unknown_tasks.py``).
+#: this worker would claim and park them again before a worker that knows the task has run a few.
+#: Measured with 60 jobs that take 0.2 s: each job was parked 11 times, and with this spacing 1.9
+#: times (``test_unknown_tasks.py``).
 RETURN_SPACING = 0.5
 
 #: Longest delay (s) that this spacing adds, so that a large number does not wait long after a
 #: deploy has ended.
 LONGEST_SPREAD = 300
 
-REMEMBERED = 3.0  # s for which the list of other workers is reused
+PEERS_REUSED_S = 3.0  # s for which the list of live workers is reused
 
 
 class Discards:
-    """Replacements of the methods by which a worker's consumer discards a message."""
+    """Replacements of the methods by which a worker's consumer discards a message. They park the
+    job or move it to the dead set instead."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
-        self._others: list[Facts] = []
-        self._asked_at = -REMEMBERED
+        self._others: list[OwnerRecord] = []
+        self._asked_at = -PEERS_REUSED_S
         self._last_return = 0.0  # monotonic s; when the job that was parked last returns
         for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
             discard = getattr(worker.consumer, name)
@@ -74,30 +78,31 @@ class Discards:
         delivery = delivery_of(message)
         if delivery is None or delivery.owner.config.unknown_tasks == "discard":
             return self._discard(discard, *args)
-        if told_to_stop(delivery.owner):
+        if is_stopping(delivery.owner):
             return None  # it is requeued with the others when the channel closes
-        is_unknown = isinstance(exc, KeyError)  # the others have errors of their own
+        # ``on_unknown_task`` gets a KeyError, the other two methods get other errors.
+        is_unknown = isinstance(exc, KeyError)
         here = f"cannot be read: {kind_of(exc)}"
         if is_unknown:
             here = f"task {message_of(exc)} is not registered"
         counters = delivery.lease.counters
         returns = counters.requeues if counters else 0
-        why = "no other live worker of its queue has other tasks"
+        why = "no other live worker of its queue has different tasks"
         if other := self._who_may_know(delivery):
-            if returns < RETURNS:
+            if returns < REQUEUES_MAX:
                 return self._postpone(delivery, here, returns, other)
-            why = f"it went back to its queue {returns} times"
+            why = f"it was requeued {returns} times"
         owner = delivery.owner
         if not is_unknown:
             settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
         # Without a failure notification: Celery's method, called next, informs the caller. If the
         # server is away, this raises, the consumer reconnects, and the job is requeued.
-        dead = delivery.end_by(owner.settlement.bury, f"{here}; {why}")
+        dead = delivery.end_by(owner.settlement.kill_without_notice, f"{here}; {why}")
         if dead is not None:
             logger.error(
-                "Job %s is in the dead set: %s. Put it back with `%s dead retry %s` when a worker "
-                "knows its task.",
+                "Job %s moved to the dead set: %s. Deploy a worker that has its task, then "
+                "requeue it with `%s dead retry %s`.",
                 delivery.job.title,
                 dead.reason,
                 command(),
@@ -117,14 +122,14 @@ class Discards:
             request = Context({**(embed or {}), **(message.headers if is_v2 else {})})
             fail_part(self.worker.app.backend, request, NotRegistered(*exc.args))
 
-    def _postpone(self, delivery: Delivery, here: str, returns: int, other: Facts) -> None:
-        """Park a job for a pause. ``here``: why this worker cannot run it; ``other``: the worker
-        that may."""
+    def _postpone(self, delivery: Delivery, here: str, returns: int, other: OwnerRecord) -> None:
+        """Park a job for a pause. ``here``: why this worker cannot run it; ``other``: a worker that
+        may know its task."""
         pause = min(returns + 1, LONGEST_PAUSE)
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s is scheduled for its queue again in %d s or more: %s. Worker %s has other "
-            "tasks, and may know it.",
+            "Job %s scheduled for its queue in %d s or more: %s on this worker. Worker %s has "
+            "other tasks, and may run it.",
             delivery.job.title,
             pause,
             here,
@@ -135,11 +140,21 @@ class Discards:
         self._last_return = min(self._last_return, now + pause + LONGEST_SPREAD)
         delivery.postpone(self._last_return - now)
 
-    def _who_may_know(self, delivery: Delivery) -> Facts | None:
-        """Find a live worker with other tasks that consumes the job's queue."""
+    def _who_may_know(self, delivery: Delivery) -> OwnerRecord | None:
+        """Return a live worker that has registered other tasks than this one, and consumes the
+        job's queue; None if there is none. A worker without any queue yet may be about to consume
+        this one: a worker registers before it consumes, and one of the new code that starts just
+        now is the one for which the job waits."""
         now, owner = monotonic(), delivery.owner
-        if now - self._asked_at > REMEMBERED:
-            well, mine = Registry(owner.database).well(), owner.facts.tasks
-            self._others, self._asked_at = [facts for facts in well if facts.tasks != mine], now
+        if now - self._asked_at > PEERS_REUSED_S:
+            well, own_tasks = OwnerRegistry(owner.database).healthy(), owner.record.tasks
+            self._others = [record for record in well if record.tasks != own_tasks]
+            self._asked_at = now
         queue_list = delivery.job.queue_list
-        return next((facts for facts in self._others if queue_list in facts.lists), None)
+        may = (f for f in self._others if queue_list in f.lists or is_starting(f))
+        return next(may, None)
+
+
+def is_starting(other: OwnerRecord) -> bool:
+    """Return whether a worker has registered its tasks, and no queue yet."""
+    return bool(other.tasks) and not other.lists

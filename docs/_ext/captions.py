@@ -1,5 +1,6 @@
-"""A code block says above it which file it is, or that it goes on running: what the comments by
-which CI runs the pages (``<!-- file: shop.py -->``) tell nobody else."""
+"""Show what the comments say with which CI runs the pages: the file that a code block is, or that
+it keeps running (``<!-- file: shop.py -->``). Omit hidden blocks (``<!-- hidden sh ... -->``). Mark
+text in columns, which does not wrap (``site.css``)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from typing import Any
 from docutils import nodes
 from sphinx.application import Sphinx
 
-SAID = {"file": "{}", "background": "In a terminal of its own: it goes on running"}
+#: Two spaces between words.
+COLUMNS = re.compile(r"\S  +\S")
+SAID = {"file": "{}", "background": "In a separate terminal: it keeps running"}
 
 
 def add(_: Sphinx, tree: nodes.document) -> None:
@@ -22,6 +25,12 @@ def add(_: Sphinx, tree: nodes.document) -> None:
             tree.set_id(box)
             block.replace_self(box)
             box += [caption, block]
+    for comment in [*tree.findall(nodes.raw)]:
+        if comment.astext().startswith("<!-- hidden "):
+            comment.parent.remove(comment)
+    for block in tree.findall(nodes.literal_block):
+        if block.get("language") == "text" and COLUMNS.search(block.astext()):
+            block["classes"].append("columns")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

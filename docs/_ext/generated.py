@@ -26,7 +26,7 @@ def texts() -> dict[str, str]:
     """The option -> what is written below its declaration, on one line."""
     found = ModuleAnalyzer.for_module(config.__name__).find_attr_docs()
     said = {name: " ".join(lines).strip() for (cls, name), lines in found.items() if cls}
-    missing = set(config.OPTIONS) - {name for name, text in said.items() if text}
+    missing = set(config.TYPE_BY_OPTION) - {name for name, text in said.items() if text}
     if missing:
         raise ExtensionError(f"options without a text: {sorted(missing)}")
     return said
@@ -41,7 +41,7 @@ def row(name: str, text: str) -> str:
     if choices := config.CHOICES.get(name):
         one_of = ", ".join(f'`"{choice}"`' for choice in choices)
         text = f"{text} One of {one_of}."
-    unit = config.UNITS[name]
+    unit = config.UNIT_BY_OPTION[name]
     shown = "" if default is None else SHORT.get(unit, f" {unit}")
     return f"| `{name}` | `{default}`{shown} | {text} |"
 

@@ -1,9 +1,9 @@
-"""Makes demo.svg: the storm of the demo on stock Celery and on ours, one beside the other.
+"""Makes demo.svg: the demo on stock Celery and on this package, side by side.
 
     python docs/pictures/beside.py
 
-Both run here, one after the other; nothing in the picture is made up. It moves in real time, from
-shortly before the kill, and a viewer that moves nothing shows its end.
+Both demos run on this machine, one after the other, and the picture shows what happened. It plays
+in real time, from shortly before the kill. A viewer without animation shows its end.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ HERE = Path(__file__).resolve().parent
 #: Seconds before the kill and after the last event.
 BEFORE, AFTER = 3.0, 4.0
 WAITS, RUNS, DONE, HELD, PILL = "#d0d7de", "#3b82f6", "#22a06b", "#e5484d", "#8b1a1a"
-LEGEND = {"waits": WAITS, "runs": RUNS, "finished": DONE, "held by the killed worker": HELD}
-#: Of a side and of a job's square, in a row of 16.
+LEGEND = {
+    "waiting": WAITS,
+    "running": RUNS,
+    "finished": DONE,
+    "in flight on the killed worker": HELD,
+}
+#: Pixels of a side, of a job's square and of its distance to the next; squares in a row.
 WIDTH, SQUARE, STEP, COLUMNS = 470, 20, 26, 16
 TITLES = {"--stock": "Stock Celery, acks_late on", "": "The same with celery_superfetch"}
 
 
 def recorded(option: str) -> dict[str, Any]:
-    """What happened in a run of the demo."""
+    """Run the demo, and return its recording."""
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "recording.json"
         command = [sys.executable, "-m", "examples.demo", "--record", str(to)]
@@ -38,13 +43,13 @@ def recorded(option: str) -> dict[str, Any]:
 
 
 class Film:
-    """Elements that change at seconds since the kill, again and again."""
+    """SVG elements that change at given seconds after the kill, in a loop."""
 
     def __init__(self, length: float) -> None:
         self.length = length
 
     def changing(self, element: str, attribute: str, states: Sequence[tuple[float, str]]) -> str:
-        """An element, whose `{}` is what does not move; its states from the first second on."""
+        """Return an element whose attribute takes these values, each from its second on."""
         name = element.split()[0]
         whole = BEFORE + self.length
         times = [min(max(at + BEFORE, 0.0) / whole, 0.9999) for at, _ in states]
@@ -67,12 +72,12 @@ class Film:
         )
 
     def text(self, at: float, x: int, y: int, said: str, *, until: float | None = None) -> str:
-        """A line that appears at its second."""
+        """Return a line of text that appears at its second."""
         states = [(-BEFORE, "0"), (at, "1")] + ([(until, "0")] if until is not None else [])
         return self.changing(f'text x="{x}" y="{y}">{escape(said)}', "opacity", states)
 
     def side(self, title: str, found: dict[str, Any]) -> Iterator[str]:
-        """Its jobs, what was noted, and each run of the pill."""
+        """Yield the title of a side, its jobs, its events, and each run of the killer job."""
         yield f'<text x="0" y="0" class="title">{escape(title)}</text>'
         for number, job in enumerate(found["jobs"]):
             y, x = divmod(number, COLUMNS)
@@ -96,7 +101,7 @@ class Film:
             back = [at for at, said in found["noted"] if "are back" in said]
             states += [(at, WAITS) for at in back]
         states.sort()
-        # What was before the picture begins is where it begins.
+        # The state before the picture begins is the first one shown.
         early = [state for state in states if state[0] <= -BEFORE]
         return [(-BEFORE, early[-1][1]), *states[len(early) :]]
 

@@ -1,8 +1,9 @@
-"""Makes status.svg and page.png: what real workers show after one of them was killed.
+"""Makes status.svg and page.png: `superfetch status` and the web page after a worker was killed;
+and demo_page.png: the page of `python -m examples.demo --page`.
 
     python docs/pictures/record.py
 
-It needs what the tests need, with chromium, chromedriver, and namespaces for three host names.
+It needs the requirements of the tests, chromium, chromedriver, and namespaces for three host names.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,17 +36,17 @@ from support.workers.worker import process_env
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 80
-#: Of the browser's window.
+#: Width of the browser's window.
 WIDTH = 1180
 
-#: Shown by itself a picture loads no font from elsewhere.
+#: Without web fonts, since a picture that is shown by itself loads none.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 
 CELERY = [sys.executable, "-m", "celery", "-A", "shop"]
 
 
 class Shop:
-    """A server and three workers on hosts of their own; one of them is killed."""
+    """A server, and three workers on separate hosts, one of which is killed."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.stack, self.folder = stack, folder
@@ -64,7 +66,7 @@ class Shop:
         return process
 
     def play(self) -> None:
-        """Until one worker was killed, and its jobs are back on their queue."""
+        """Return when one worker was killed, and its jobs are back on their queue."""
         from shop import app, charge, remind, scan, send
 
         self.stack.callback(app.close)
@@ -76,7 +78,7 @@ class Shop:
         for result in [scan.delay(upload) for upload in range(2)]:
             result.get(timeout=120, propagate=False)
         eventually(
-            lambda: not keys.exists("superfetch:dead:unannounced"), message="callers are told"
+            lambda: not keys.exists("superfetch:dead:unannounced"), message="callers are notified"
         )
         for number in range(3):
             remind.apply_async((number,), countdown=1800)
@@ -89,7 +91,7 @@ class Shop:
 
 
 def draw(terminal: Terminal, title: str, to: Path) -> None:
-    """What the terminal shows, in its colours."""
+    """Save the screen of a terminal, with its colours, as SVG."""
     console = Console(record=True, width=COLUMNS, file=StringIO())
     lines = terminal.cells()
     while lines and not "".join(cell.data for cell in lines[-1]).strip():
@@ -125,22 +127,46 @@ def main() -> None:
         shop = Shop(stack, folder)
         shop.play()
         with Terminal([*CELERY, "superfetch", "status"], shop.env, COLUMNS, 50) as terminal:
-            terminal.shows("worker shop@web-c died", "Counters:")
+            terminal.shows("worker shop@web-c was declared dead", "Counters:")
             assert terminal.wait_exit() == 0
             draw(terminal, "celery -A shop superfetch status", HERE / "status.svg")
 
         port = free_port()
         shop.start("page", "superfetch", "web", "--port", str(port), ready="http://")
         with browser(folder / "profile") as chrome:
-            chrome.set_window_size(WIDTH, 900)
-            chrome.get(f"http://localhost:{port}/")
-            body = chrome.find_element("css selector", "body")
-            eventually(lambda: "shop@web-c died" in body.text, message="the page tells of it")
-            whole = chrome.execute_script("return document.documentElement.scrollHeight")
-            chrome.set_window_size(WIDTH, int(whole) + chrome.get_window_size()["height"] - 900)
-            inner = chrome.execute_script("return [innerWidth, innerHeight]")
-            chrome.set_window_size(WIDTH * 2 - inner[0], whole * 2 - inner[1])
-            chrome.save_screenshot(str(HERE / "page.png"))
+            shoot(chrome, f"http://localhost:{port}/", "shop@web-c was declared dead", "page.png")
+            shoot_demo(chrome, folder)
+
+
+def shoot(chrome: webdriver.Chrome, url: str, text: str, name: str) -> None:
+    """Save the whole page at an address, once it has a text."""
+    chrome.set_window_size(WIDTH, 900)
+    chrome.get(url)
+    eventually(
+        lambda: text in chrome.find_element("css selector", "body").text,
+        60,
+        message=f"the page shows {text!r}",
+    )
+    whole = chrome.execute_script("return document.documentElement.scrollHeight")
+    chrome.set_window_size(WIDTH, int(whole) + chrome.get_window_size()["height"] - 900)
+    inner = chrome.execute_script("return [innerWidth, innerHeight]")
+    chrome.set_window_size(WIDTH * 2 - inner[0], whole * 2 - inner[1])
+    chrome.save_screenshot(str(HERE / name))
+
+
+def shoot_demo(chrome: webdriver.Chrome, folder: Path) -> None:
+    """Save the page of the demo after its worker was killed."""
+    words = [sys.executable, "-m", "examples.demo", "--page", str(free_port())]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    demo = Process(words, log=folder / "demo.log", env=env, cwd=HERE.parents[1], title="demo")
+    try:
+        demo.wait_log("in its place", 90)
+        [address] = re.findall(r"The page: (\S+)", demo.log())
+        shoot(chrome, address, "three@", "demo_page.png")
+    finally:
+        demo.signal(signal.SIGTERM)
+        demo.wait_exit(60)
+        demo.close()
 
 
 if __name__ == "__main__":

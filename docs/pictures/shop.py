@@ -1,4 +1,4 @@
-"""The shop in the pictures: jobs that take their time, and one that ends its process."""
+"""The shop in the pictures: long jobs, and one that kills its process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def charge(order: int) -> None:
 
 @app.task
 def remind(customer: int) -> None:
-    """Sent with a countdown."""
+    """Published with a countdown."""
 
 
 @app.task(queue="mail")
 def send(customer: int) -> None:
-    """Nobody consumes its queue."""
+    """Waits: no worker consumes its queue."""
 
 
 @app.task
 def scan(upload: int) -> None:
-    """What the OOM killer does."""
+    """Kill the process, as the OOM killer does."""
     os.kill(os.getpid(), signal.SIGKILL)

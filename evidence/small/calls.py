@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, Job, parse
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, Running, blame, decide
-from celery_superfetch.store.private_lists import earlier_of
+from celery_superfetch.store.private_lists import history_of
 
 from .keyspace import Keyspaces
 from .seen import JOBS, NAMES, NEXT, QUEUE, STEP
 
 DUE = 1  # server ms: long ago
-ASKED = ("strikes", "recoveries", "probation")
+ASKED = ("strikes", "recoveries", "solo_runs")
 
 
-def facts_of(spaces: Keyspaces, owner: str) -> Facts:
+def facts_of(spaces: Keyspaces, owner: str) -> OwnerRecord:
     image = ProcessImage("elsewhere", 1, "4711", "another-boot", "another-namespace", "image")
-    return Facts.mine(owner, image, spaces.database.config).with_(lists={QUEUE: 0})
+    return OwnerRecord.of_process(owner, image, spaces.database.config).with_(lists={QUEUE: 0})
 
 
 def job_of(owner: str, id: str, name: str) -> Job:
@@ -37,8 +37,8 @@ def heartbeat(spaces: Keyspaces, owner: str) -> str:
 
 def claim(spaces: Keyspaces, owner: str, landed: bool, starts: int) -> Any:
     """The claim's id, job, and whether it has counters; None where there was none."""
-    call = spaces.lists.claim(owner, [QUEUE], 1, 1, [QUEUE] if landed else [], starts)
-    claims = spaces.lists.claims(call, [QUEUE], spaces.run(*call))
+    call = spaces.lists.claim_call(owner, [QUEUE], 1, 1, [QUEUE] if landed else [], starts)
+    claims = spaces.lists.read_claims(call, [QUEUE], spaces.run(*call))
     found = [(c.job.claim_id, NAMES[c.job.payload], c.counters is not None) for c in claims.jobs]
     return found[0] if found else None
 
@@ -48,7 +48,7 @@ def claim_alone(spaces: Keyspaces, owner: str) -> Any:
     reply = spaces.run(*call)
     if reply[0] != b"ok":
         return None
-    return call.args[-1], NAMES[reply[1]], earlier_of(reply[2]) is not None
+    return call.args[-1], NAMES[reply[1]], history_of(reply[2]) is not None
 
 
 def land(spaces: Keyspaces, owner: str) -> Any:
@@ -75,8 +75,8 @@ def requeue(spaces: Keyspaces, owner: str, id: str, name: str) -> int:
     return spaces.lists.requeue_all([job_of(owner, id, name)], 0)
 
 
-def unland(spaces: Keyspaces, owner: str) -> int:
-    return spaces.lists.unland(owner, {QUEUE: 0})
+def return_landed(spaces: Keyspaces, owner: str) -> int:
+    return spaces.lists.return_landed(owner, {QUEUE: 0})
 
 
 def park(spaces: Keyspaces, owner: str, id: str, name: str) -> int:
@@ -94,13 +94,13 @@ def forget(spaces: Keyspaces, owner: str) -> None:
 def mark(spaces: Keyspaces, owner: str) -> int | None:
     """How many of its jobs ran, if it was not heard since its score was 1."""
     marked = spaces.registry.mark(facts_of(spaces, owner), 1, 60, "gone")
-    return None if marked is None else marked.ran
+    return None if marked is None else marked.ran_at_reap
 
 
 def counters(spaces: Keyspaces, names: tuple[str, ...]) -> tuple[tuple[int | None, int, int], ...]:
     found = spaces.seen[spaces.at].counters
     read = [Counters.read(**{n: found.get(name, {}).get(n) for n in ASKED}) for name in names]
-    return tuple((c.strikes, c.recoveries, c.probation) for c in read)
+    return tuple((c.strikes, c.recoveries, c.solo_runs) for c in read)
 
 
 def recovery(
@@ -127,7 +127,7 @@ def decided(
 
 def kill(spaces: Keyspaces, owner: str, found: tuple, running: tuple[str, ...], ran: int) -> str:
     dead_set, one = spaces.strike_counters.dead_set, recovery(spaces, owner, found, running, ran)
-    return spaces.run(*dead_set.kill(one, 0, marked=True))[0].decode()
+    return spaces.run(*dead_set.kill_call(one, 0, marked=True))[0].decode()
 
 
 def recover(

@@ -16,13 +16,13 @@ import redis
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.strikes import Limits
-from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.owner_registry import OwnerRegistry
+from celery_superfetch.store.parked_jobs import ParkedJobs
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.redis.pipeline import asked
-from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.strike_counters import StrikeCounters
 
 from .changed import Changed, Changes
 from .seen import NOTES, Rows, Seen, see
@@ -76,7 +76,7 @@ class Keyspaces:
         self.keys = self.database.keys
         self._scripts = Changed(client, self.keys.never, changes)
         self.database.__dict__["scripts"] = self
-        self.registry, self.parked = Registry(self.database), Parked(self.database)
+        self.registry, self.parked = OwnerRegistry(self.database), ParkedJobs(self.database)
         self.lists, self.strike_counters = Numbered(self.database), StrikeCounters(self.database)
         self.limits = Limits.of(self.database.config)
         self._connection = client.connection_pool.get_connection()
@@ -150,7 +150,7 @@ class Keyspaces:
         return json.dumps(commands)
 
     def _as_known(self, rows: Sequence[Any]) -> Rows:
-        """Without what nobody in this world asks for: times, histories, statistics, facts."""
+        """Without what nobody in this world asks for: times, histories, statistics, records."""
         keys, kept = self.keys, []
         dropped = (keys.stats, keys.deaths)
         for raw_key, raw_kind, raw_values in rows:
@@ -175,9 +175,10 @@ class Keyspaces:
         return tuple(sorted(kept))
 
     def _field(self, key: str, name: str, text: str) -> tuple[str, ...]:
-        if key.startswith(self.keys.facts("")) and name not in ("state", "was", "ran"):
+        of_reaped = "state", "state_before_reap", "ran_at_reap"
+        if key.startswith(self.keys.owner_record("")) and name not in of_reaped:
             return ()
-        if key.startswith(self.keys.recoveries("")):
+        if key.startswith(self.keys.history("")):
             text = SAME_TO_ALL.get(name, text)
         if key == self.keys.dead_jobs:
             record = json.loads(text)

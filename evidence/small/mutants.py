@@ -63,9 +63,9 @@ MUTANTS = [
         "nobody is told to look there",
         ("redis.call('ZADD', index, 'LT', due, queue_list)", ""),
     ),
-    _in("release", "the job stays parked", ("redis.call('ZREM', parked, member)", "")),
+    _in("release", "the job stays parked", ("redis.call('ZREM', parked_of .. name, member)", "")),
     _in(
-        "unland",
+        "return_landed",
         "the job does not arrive",
         ("redis.pcall('LMOVE', landing, queue, 'LEFT', 'RIGHT')", "redis.pcall('LPOP', landing)"),
     ),
@@ -143,7 +143,7 @@ MUTANTS = [
     _in(
         "recover",
         "what was handed on is forgotten",
-        ("if steps[i] then redis.call('HSET', counters, 'steps', steps[i]) end", ""),
+        ("if steps[i] then redis.call('HSET', history, 'steps', steps[i]) end", ""),
         hands_on=1,
     ),
     Mutant("a job starts without a permit", without="permit"),

@@ -156,7 +156,7 @@ class Processes(Acts):
             if status == "ok":
                 yield Step(f"p{i} registers", self._put(after, i, left="", heard=True))
         elif not any(has.how == BACK for has in p.jobs):
-            after, _ = self.ask(state, calls.unland, p.owner)
+            after, _ = self.ask(state, calls.return_landed, p.owner)
             after = self._put(
                 after, i, left=UNLANDED, landed=False, owner=next_birth(after, self.spaces, i)
             )
@@ -174,7 +174,7 @@ class Processes(Acts):
         if p.doubt or p.alone:
             return
         if p.landed:
-            after, _ = self.ask(state, calls.unland, p.owner)
+            after, _ = self.ask(state, calls.return_landed, p.owner)
             yield Step(f"{who} gives back what landed", self._put(after, i, landed=False))
         if len(p.jobs) >= MOST or any(has.how == BACK for has in p.jobs):
             return
@@ -230,7 +230,7 @@ class Processes(Acts):
     def _looks(self, state: State, i: int, p: Process) -> Step:
         """It looks for what a lost reply spoke of."""
         if p.doubt == 2:
-            after, _ = self.ask(state, calls.unland, p.owner)
+            after, _ = self.ask(state, calls.return_landed, p.owner)
             after = self._put(after, i, doubt=1, landed=False)
             return Step(f"p{i}, in doubt, gives back what may have landed", after)
         jobs, known = list(p.jobs), {has.id for has in p.jobs if has.owner == p.owner}

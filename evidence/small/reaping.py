@@ -28,7 +28,7 @@ class Reaping(Acts):
                 yield Step(what, state._replace(reaper=("mark", owner)))
         for owner in seen.reaped:
             if seen.held.get(owner) or owner in seen.landed:
-                reaper = ("unland", owner, len(seen.running.get(owner, ())))
+                reaper = ("return_landed", owner, len(seen.running.get(owner, ())))
                 yield Step(f"the reaper looks at {owner} again", state._replace(reaper=reaper))
             elif owner not in state.reads:
                 after, _ = self.ask(state, calls.forget, owner)
@@ -40,9 +40,9 @@ class Reaping(Acts):
         for process in state.processes:
             if process.owner == owner:
                 silent = not process.heard or (self.without == "watched" and process.stands)
-                return Evidence(*times, silent_for=config.owner_ttl if silent else 0.0)
-        silent_for = MISSED_HEARTBEATS * config.heartbeat_interval
-        return Evidence(*times, silent_for=silent_for, connected=False)
+                return Evidence(*times, staleness_s=config.owner_ttl if silent else 0.0)
+        staleness_s = MISSED_HEARTBEATS * config.heartbeat_interval
+        return Evidence(*times, staleness_s=staleness_s, connected=False)
 
     def _mark(self, state: State, owner: str) -> Iterator[Step]:
         after, ran = self.ask(state, calls.mark, owner)
@@ -52,10 +52,10 @@ class Reaping(Acts):
         heard = any(p.owner == owner and p.heard for p in state.processes)
         wrong = f"{owner} is robbed: the server hears it" if heard and not state.failed_over else ""
         what = f"the reaper marks {owner}"
-        yield Step(what, after._replace(reaper=("unland", owner, ran)), wrong=wrong)
+        yield Step(what, after._replace(reaper=("return_landed", owner, ran)), wrong=wrong)
 
-    def _unland(self, state: State, owner: str, ran: int) -> Iterator[Step]:
-        after, _ = self.ask(state, calls.unland, owner)
+    def _return_landed(self, state: State, owner: str, ran: int) -> Iterator[Step]:
+        after, _ = self.ask(state, calls.return_landed, owner)
         what = f"the reaper gives back what landed for {owner}"
         yield Step(what, after._replace(reaper=("read", owner, ran)))
 
@@ -111,5 +111,5 @@ class Reaping(Acts):
         return kills
 
     def _last(self, state: State, owner: str) -> Iterator[Step]:
-        after, _ = self.ask(state, calls.unland, owner)
+        after, _ = self.ask(state, calls.return_landed, owner)
         yield Step(f"the reaper has done with {owner}", after._replace(reaper=IDLE))

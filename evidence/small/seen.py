@@ -30,7 +30,7 @@ class Seen(NamedTuple):
     places: Mapping[str, tuple[str, ...]]
     owners: Mapping[str, int]
     reaped: frozenset[str]
-    marked: frozenset[str]  # owners whose facts say so
+    marked: frozenset[str]  # owners whose record says so
     held: Mapping[str, Mapping[str, str]]  # owner -> claim id -> job
     running: Mapping[str, frozenset[str]]  # those of which no note says that they wait
     noted: Mapping[str, frozenset[str]]  # claims that have notes
@@ -84,9 +84,9 @@ def see(keys: Keys, rows: Rows) -> Seen:
         owners={name: int(score) for name, score in pairs.get(keys.owners, {}).items()},
         reaped=frozenset(pairs.get(keys.reaped, ())),
         marked=frozenset(
-            key.removeprefix(keys.facts(""))
+            key.removeprefix(keys.owner_record(""))
             for key, row in pairs.items()
-            if key.startswith(keys.facts("")) and row.get("state") == "reaped"
+            if key.startswith(keys.owner_record("")) and row.get("state") == "reaped"
         ),
         held=held,
         running=running,
@@ -98,7 +98,7 @@ def see(keys: Keys, rows: Rows) -> Seen:
         counters={
             name: pairs[key]
             for name, raw in JOBS.items()
-            if (key := keys.recoveries(digest(raw))) in pairs
+            if (key := keys.history(digest(raw))) in pairs
         },
         indexed=frozenset(indexed),
         places={name: tuple(where) for name, where in places.items()},

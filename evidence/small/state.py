@@ -162,7 +162,7 @@ def plain(state: State, spaces: Keyspaces, alike: bool) -> State:
 
 def _is_over(state: State, spaces: Keyspaces, owner: str) -> bool:
     """Whether nothing can come of a tombstone any more: it is forgotten after a minute, and its
-    facts after a day."""
+    record after a day."""
     for at in (state.at, state.replica):
         if at is not None:
             seen = spaces.seen[at]

@@ -95,9 +95,9 @@ def unexplained(path: Path, logs: Path) -> Iterator[str]:
 def storm(history: History, directory: Path, seed: int, options: argparse.Namespace) -> None:
     """Let it rage as long as it is to, and write down what has become of everything."""
     with Fleet(options.side, history, directory, options.without) as fleet:
-        trouble = Harms(fleet, seed + 1)
+        until = time.monotonic() + options.minutes * 60
+        trouble = Harms(fleet, seed + 1, until)
         with Load(fleet.app, history, seed, options.rate) as sender:
-            until = time.monotonic() + options.minutes * 60
             due = time.monotonic() + options.every
             while time.monotonic() < until:
                 if time.monotonic() >= due:

@@ -18,7 +18,6 @@ import psutil
 
 from support.hosts import namespaces_available
 from support.machines import Machine
-from support.servers.proxy import FaultProxy
 from support.servers.sentinel import Replicated
 from support.servers.server import Server
 from support.waiting import eventually
@@ -26,6 +25,7 @@ from support.workers.worker import Worker
 
 from ..history import History
 from .load import ORDERED, QUEUES, SHARED, SLOW
+from .network import Network
 from .tasks import build
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Fleet:
     def __init__(self, side: str, history: History, directory: Path, without: str) -> None:
         self.side, self.history = side, history
         self.workers: dict[str, Worker] = {}
+        #: Machine -> the names of all workers that were started there.
+        self.started: dict[str, list[str]] = {name: [] for name in MACHINES}
         #: When whoever stands still or is to be killed is let go again, or killed.
         self.due: dict[str, float] = {}
         self._directory, self._without = directory, without
@@ -83,7 +85,7 @@ class Fleet:
             # No harm befalls results: what becomes of them is Celery's affair, on each side.
             self.results = enter(Server())
             port = self.servers.primary.port
-            self.networks = {name: enter(FaultProxy(port)) for name in (*MACHINES, "sender")}
+            self.networks = {name: enter(Network(port)) for name in (*MACHINES, "sender")}
             if namespaces_available()[0]:
                 self.machines = {name: enter(Machine(name, self._directory)) for name in MACHINES}
             else:
@@ -124,6 +126,7 @@ class Fleet:
                 self.due.pop(place, None)
             name = f"{place}-{next(self._numbers)}"
             self.history.write("worker", worker=name, place=place, queue=queue)
+            self.started[machine].append(name)
             self.workers[place] = Worker(
                 {**self._env(machine, name), **env},
                 app="evidence.storm.worker",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -18,7 +19,10 @@ from support.workers.worker import Worker
 
 from .fleet import MACHINES, PLACES, Fleet
 from .load import SLOW
+from .network import Network
 from .pools import Pools, node_of
+from .quota import Quota
+from .snapshot import Snapshots
 from .tasks import OPTIONS
 
 #: Seconds of a freeze: below what makes anybody take a worker for dead, and beyond.
@@ -28,6 +32,12 @@ LONG = OPTIONS["owner_ttl"] + 3 * OPTIONS["heartbeat_interval"]
 GRACE = (0.2, 4.0)
 #: Seconds for which the server stands still.
 STILL = (0.2, 6.0)
+#: Seconds for which a network fails in part; a delay in each direction; and a share of packets.
+FAILS, DELAY, LOSS = (1.0, LONG), (0.5, 1.5), (0.05, 0.3)
+#: Seconds for which a worker has little CPU.
+THROTTLED = (5.0, 20.0)
+#: Seconds after which the server closes idle connections, and for which it does so.
+IDLE_S, CLOSES = 1, (5.0, 30.0)
 #: How often a worker is killed while its processes load, and how long after it consumes.
 LOADING, LOADED = 3, (0.5, 3.0)
 #: Seconds for which the next such worker is waited for.
@@ -39,6 +49,14 @@ EXPECTED = {
     "up only where such harms hit three of its runs",
     "connections cut, server killed, stopped, failed over": "what ran then, or was settled then, "
     "may run again",
+    "partition to the server, partition from the server, packet loss, latency": "what ran "
+    "then, or was settled then, may run again; a job is given up only where a worker was lost so "
+    "three times",
+    "little CPU": "what ran there may run again: a worker may miss its heartbeats",
+    "server back from a snapshot": "what was settled since the snapshot may run again, once the "
+    "server is back, and publish its steps again; what was sent since then may be lost; and what "
+    "a server that is killed may do",
+    "idle connections closed": "nothing: no job runs again, none is lost, and none is given up",
     "pool grown, shrunk, restarted": "nothing: no job runs again, and none is given up",
     "kill -9 while processes load": "no job is given up: none of them had begun",
 }
@@ -47,9 +65,13 @@ EXPECTED = {
 class Harms:
     """Does one after the other to a fleet. What lasts goes on while others come."""
 
-    def __init__(self, fleet: Fleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int, until: float = math.inf) -> None:
+        """`until`: when the storm is over, by the monotonic clock."""
         self.fleet, self.dice = fleet, random.Random(seed)
         self._pools = Pools(fleet, self)
+        self._snapshots = Snapshots(fleet, self, until)
+        #: The machines whose network fails in part.
+        self._failing: set[str] = set()
         self._lasting: list[tuple[float, Callable[[], Any]]] = []
         self._kinds: dict[str, Callable[[], bool]] = {
             "kill -9 of a child": self._child,
@@ -62,6 +84,21 @@ class Harms:
             "server killed": self._kill_server,
             "server stopped": self._stop_server,
             "server failed over": self._fail_over,
+            "partition to the server": lambda: self._fail_network(
+                "partition to the server", lambda network: network.partition(to_server=True)
+            ),
+            "partition from the server": lambda: self._fail_network(
+                "partition from the server", lambda network: network.partition(to_server=False)
+            ),
+            "packet loss": lambda: self._fail_network(
+                "packet loss", lambda network: network.lose(self.dice.uniform(*LOSS))
+            ),
+            "latency": lambda: self._fail_network(
+                "latency", lambda network: network.delay(self.dice.uniform(*DELAY))
+            ),
+            "little CPU": self._throttle,
+            "server back from a snapshot": self._snapshots.take,
+            "idle connections closed": self._close_idle,
             "pool grown": self._pools.grow,
             "pool restarted": self._pools.restart,
             "kill -9 while processes load": lambda: self._kill_loading(LOADING),
@@ -206,6 +243,60 @@ class Harms:
         machine, began = self.dice.choice(MACHINES), time.time()
         self.fleet.networks[machine].cut()
         self.write("connections cut", self.fleet.names(machine), began, cut=True)
+        return True
+
+    def _fail_network(self, kind: str, fail: Callable[[Network], None]) -> bool:
+        """Let the network of a machine fail in part for a while. Its connections may break by it:
+        a client gives up on a reply that is late."""
+        machines = [machine for machine in MACHINES if machine not in self._failing]
+        if not machines:
+            return False
+        machine, began = self.dice.choice(machines), time.time()
+        network, started = self.fleet.networks[machine], len(self.fleet.started[machine])
+        present = self.fleet.names(machine)
+        self._failing.add(machine)
+        fail(network)
+
+        def restore() -> None:
+            network.restore()
+            self._failing.remove(machine)
+            workers = [*present, *self.fleet.started[machine][started:]]
+            self.write(kind, workers, began, cut=True)
+
+        self.after(FAILS, restore)
+        return True
+
+    def _throttle(self) -> bool:
+        """Give a worker five percent of one CPU."""
+        place = self._drawn()
+        if not place:
+            return False
+        worker, began = self.fleet.workers[place], time.time()
+        try:
+            quota = Quota([psutil.Process(worker.pid), *worker.children()])
+        except psutil.NoSuchProcess:
+            return False
+
+        def end() -> None:
+            quota.end()
+            self.write("little CPU", [worker.name], began, means=quota.means)
+            self.fleet.due.pop(place, None)
+
+        self._last(place, self.dice.uniform(*THROTTLED), end)
+        return True
+
+    def _close_idle(self) -> bool:
+        """Let the server close idle connections for a while, as a firewall or a `timeout` does."""
+        began, servers = time.time(), self.fleet.servers.servers
+        for server in servers:
+            server.client().config_set("timeout", IDLE_S)
+
+        def end() -> None:
+            for server in servers:
+                server.client().config_set("timeout", 0)
+            self.write("idle connections closed", [], began)
+
+        self.after(CLOSES, end)
         return True
 
     def _kill_server(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, chain, chord
+from celery import Celery, chain, chord, group
 
 from ..history import History
 from .odd import ODD
@@ -20,7 +20,7 @@ QUEUES = (SHARED, ORDERED, SLOW)
 
 #: Kind -> how many of a thousand messages to send.
 MIX = {
-    "plain": 537.5,
+    "plain": 517.3,
     "long": 20,
     "priority": 100,
     "ordered": 100,
@@ -29,6 +29,9 @@ MIX = {
     "retry": 60,
     "chain": 40,
     "chord": 39,
+    "again": 20,
+    "group": 0.1,
+    "crowd": 0.1,
     "odd": 10,
     "callback": 3,
     "errback": 2,
@@ -43,6 +46,8 @@ EXPECTED = {
     "eta": "it begins when it is due, and no sooner",
     "ordered": "they begin in the order in which they were sent, harms to their worker aside",
     "retry, chain, chord": "each step by one message, its body with one value of each part",
+    "again": "it ends, whatever became of other jobs with its task id, killers among them",
+    "group, crowd": "each of thousands of parts ends; the body of a crowd gets one value of each",
     "odd": "FAILURE, or no result if it was rejected or ignored; no slot, worker or job is lost",
     "callback, errback, link": "each message that a run published by hand runs, by itself; the "
     "followers run once, as those of other jobs",
@@ -54,6 +59,10 @@ EXPECTED = {
     "process of a pool loads for nothing; at the end nothing waits",
 }
 PARTS = 3
+#: Parts of a large group, and of a large chord.
+GROUP_PARTS, CROWD_PARTS = (1000, 2000), 1000
+#: Task ids that jobs share, and how many of these jobs kill their process.
+IDS, KILLING = 5, 0.02
 
 
 class Load:
@@ -92,9 +101,10 @@ class Load:
                 send()
             except Exception as exc:
                 facts["doubt"] = type(exc).__name__
-            line = {"kind": kind, "job": job, "queue": SHARED, **facts, "at": round(began, 4)}
+            times = {"at": round(began, 4), "until": round(time.time(), 4)}
+            line = {"kind": kind, "job": job, "queue": SHARED, **facts, **times}
             self.history.write("send", **line)
-            if "doubt" not in facts:
+            if not facts.keys() & {"doubt", "shared"}:
                 self.steps += [(job, name) for name in facts["steps"] if "#" not in name]
 
     # -- what is sent, by its kind
@@ -144,6 +154,25 @@ class Load:
         body = self._step(job, "body")
         facts = {"steps": [*parts, "body"], "parts": PARTS, "values": parts}
         return facts, lambda: chord(self._step(job, part) for part in parts)(body)
+
+    def _group(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        count = self._dice.randint(*GROUP_PARTS)
+        parts = [f"p{number}" for number in range(count)]
+        steps = [self._step(job, part, seconds=0) for part in parts]
+        return {"steps": parts, "parts": count}, group(steps).apply_async
+
+    def _crowd(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        parts = [f"p{number}" for number in range(CROWD_PARTS)]
+        steps, body = [self._step(job, part, seconds=0) for part in parts], self._step(job, "body")
+        facts = {"steps": [*parts, "body"], "parts": CROWD_PARTS, "values": parts}
+        return facts, lambda: chord(steps)(body)
+
+    def _again(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
+        """A task id that other jobs have, too: so it has no result of its own."""
+        kills, task_id = self._dice.random() < KILLING, f"again-{self._dice.randrange(IDS)}"
+        step = self._step(job, "run", act="kill" if kills else "").set(task_id=task_id)
+        facts = {"pill": PILL_RUNS} if kills else {}
+        return {"steps": ["run"], "shared": task_id, **facts}, step.apply_async
 
     def _poison(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         return {"steps": ["run"], "pill": PILL_RUNS}, self._step(job, "run", act="kill").apply_async

@@ -1,4 +1,5 @@
-"""Run the demo: `python -m examples.demo`. Exits 0 only if each job finished exactly once."""
+"""Run the demo: `python -m examples.demo`. Exits 0 only if each job finished exactly once. With
+`--page` its workers keep running, with a web page, until a signal ends them."""
 
 from __future__ import annotations
 
@@ -23,6 +24,10 @@ from .processes import DemoError, start_server
 ENDINGS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 CONSOLE = Console(highlight=False, soft_wrap=True)
 STARTED = time.monotonic()
+PAGE_PORT = 5566
+
+#: Variables that the command ``celery`` reads.
+COMMAND_VARIABLES = ("BROKER_URL", "RESULT_BACKEND", "LOADER", "CONFIG_MODULE", "WORKDIR")
 
 
 class Stopped(BaseException):
@@ -46,16 +51,30 @@ def main() -> int:
     parser.add_argument(
         "--record", type=Path, help="keep what happened as JSON in this file, for a picture"
     )
+    parser.add_argument(
+        "--page",
+        type=int,
+        nargs="?",
+        const=PAGE_PORT,
+        metavar="PORT",
+        help="keep workers running, with load, a kill and a poison pill, and serve the web page "
+        f"until Ctrl-C (default port: {PAGE_PORT}, or a free one)",
+    )
     options = parser.parse_args()
+    if options.page is not None and (options.stock or options.record):
+        parser.error("--page has no end to record, and shows no jobs of stock Celery")
     if sys.platform == "win32":
         print("The demo needs Linux or macOS: workers cannot run on Windows.", file=sys.stderr)
         return 1
     for number in ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
             signal.signal(number, _stop)
-    # Celery prefers these to what the app says: the demo must not meet another broker.
+    # Celery, and its command, prefer these to the app's settings: with them the demo, or its
+    # workers alone, would use another broker.
     for name in [name for name in os.environ if name.startswith("CELERY_")]:
         del os.environ[name]
+    for name in COMMAND_VARIABLES:
+        os.environ.pop(name, None)
     try:
         with tempfile.TemporaryDirectory(prefix="superfetch-demo-") as folder:
             return 0 if _run(options, Path(folder)) else 1
@@ -101,7 +120,12 @@ def _run(options: argparse.Namespace, folder: Path) -> bool:
         check_place(client, options.clean)
         if options.url:
             at_the_end.callback(clean, client)
-        story = (StockStory if options.stock else Story)(client, folder, say)
+        if options.page is not None:
+            from .fleet import Fleet
+
+            story: Story = Fleet(client, folder, say, options.page)
+        else:
+            story = (StockStory if options.stock else Story)(client, folder, say)
         at_the_end.callback(story.end)
         kept = story.tell()
         if options.record:

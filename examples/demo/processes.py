@@ -95,8 +95,9 @@ def start_server(folder: Path) -> tuple[Child, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # No persistence: it lives as long as the demo.
-    words = [_binary(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", "."]
+    # Its file is in the demo's folder. Without one `superfetch status` warns, and rightly.
+    words = [_binary(), "--port", str(port), "--bind", "127.0.0.1", "--dir", "."]
+    words += ["--save", "", "--appendonly", "yes"]
     child, url = Child("server", words, folder, os.environ), f"redis://127.0.0.1:{port}/0"
     deadline = time.monotonic() + START_SECONDS
     with redis.Redis.from_url(url) as client:

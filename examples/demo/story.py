@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import redis
 
 from celery_superfetch.app.broker import database_of
-from celery_superfetch.store.dead_set import DeadSet
-from celery_superfetch.store.holdings import Holdings
-from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.dead_set import DeadSetStore
+from celery_superfetch.store.in_flight_jobs import InFlightJobs
+from celery_superfetch.store.owner_registry import OwnerRegistry
 
 from . import app as demo
 from .books import Balance, Kill, Run, runs_of
@@ -55,9 +55,9 @@ class Story:
         self.had: set[str] = set()
         database = database_of(demo.app, client)
         self.keys = database.keys
-        self.registry = Registry(database)
-        self.holdings = Holdings(database)
-        self.dead = DeadSet(database)
+        self.registry = OwnerRegistry(database)
+        self.in_flight_jobs = InFlightJobs(database)
+        self.dead = DeadSetStore(database)
         path = os.pathsep.join(filter(None, (ROOT, os.environ.get("PYTHONPATH", ""))))
         self.env = {**os.environ, "PYTHONPATH": path}
         self.children: list[Child] = []
@@ -71,6 +71,23 @@ class Story:
 
     def tell(self) -> bool:
         """From start to end; False when the promise was broken."""
+        self.start_fleet()
+        for number in range(1, JOBS + 1):
+            demo.work.apply_async((number, 1.0 + number % 5 / 4), task_id=f"work-{number}")
+        self.say(f"Enqueued {JOBS} jobs of 1 to 2 seconds on queue {demo.QUEUE!r}.")
+        self.kill = kill = self.kill_a_worker()
+        self.see_its_jobs_come_back(kill)
+        self.wait_for_all()
+        self.say("Enqueued a poison pill: a job that kills the process that runs it.")
+        self.note("published: a job that kills its process")
+        pill = demo.poison.delay()
+        self.see_it_killed(pill)
+        self.say("Stopping workers and beat ...")
+        self.stop()
+        return self.balance(Balance(self.jobs, self.runs, kill), pill)
+
+    def start_fleet(self) -> None:
+        """Start two workers and beat, and wait until they are ready."""
         self.say(f"Starting 2 workers (prefork, {CONCURRENCY} processes each) and beat ...")
         workers = [self.start_worker("one"), self.start_worker("two")]
         schedule = str(self.folder / "schedule")
@@ -79,19 +96,6 @@ class Story:
             self.until(f"{worker.title} is ready", lambda w=worker: w.logged(" ready."))
         self.until("beat has started", lambda: beat.logged("beat: Starting"))
         self.say(f"Ready: {', '.join(f'{w.title} (pid {w.pid})' for w in workers)}, beat.")
-        for number in range(1, JOBS + 1):
-            demo.work.apply_async((number, 1.0 + number % 5 / 4), task_id=f"work-{number}")
-        self.say(f"Enqueued {JOBS} jobs of 1 to 2 seconds on queue {demo.QUEUE!r}.")
-        self.kill = kill = self.kill_a_worker()
-        self.see_its_jobs_come_back(kill)
-        self.wait_for_all()
-        self.say("Enqueued a poison pill: a job that kills the process that runs it.")
-        self.note("sent: a job that kills the process that runs it")
-        pill = demo.poison.delay()
-        self.see_it_killed(pill)
-        self.say("Stopping workers and beat ...")
-        self.stop()
-        return self.balance(Balance(self.jobs, self.runs, kill), pill)
 
     def note(self, text: str) -> None:
         self.noted.append((time.time(), text))
@@ -147,9 +151,11 @@ class Story:
                 raise DemoError(f"waited {within:g} s in vain until {what}.\n{logs}")
             if now >= next_line:
                 next_line = now + LINE
-                done = f"{len(self.finished())} of {JOBS} jobs finished"
-                self.say(f"    {done}, {waiting} waiting on the queue")
+                self.say(f"    {self.progress()}, {waiting} waiting on the queue")
             time.sleep(LOOK)
+
+    def progress(self) -> str:
+        return f"{len(self.finished())} of {JOBS} jobs finished"
 
     def finished(self) -> set[str]:
         return {run.job for run in self.runs if run.finished}
@@ -193,11 +199,11 @@ class Story:
         )
 
     def held(self) -> int:
-        return self.holdings.of([self.owner])[self.owner].in_flight
+        return self.in_flight_jobs.counts([self.owner])[self.owner].in_flight
 
     def see_its_jobs_come_back(self, kill: Kill) -> None:
         def cause() -> bytes | None:
-            reason: Any = self.client.hget(self.keys.facts(self.owner), "reason")
+            reason: Any = self.client.hget(self.keys.owner_record(self.owner), "reason")
             return reason
 
         def since() -> str:
@@ -205,7 +211,7 @@ class Story:
 
         why = self.until("the worker is declared dead", cause)
         self.say(f"Worker {self.owner} was declared dead {since()}: {why.decode()}.")
-        self.note(f"found dead: {why.decode()}")
+        self.note(f"worker declared dead: {why.decode()}")
         self.until("its jobs are back", lambda: not self.held())
         counted: Any = self.client.hget(self.keys.stats, "recovered")
         self.recovered = int(counted or 0)
@@ -242,7 +248,7 @@ class Story:
             self.problems.append("`superfetch dead list` failed")
         self.until("its caller is told", pill.ready)
         self.say(f"Its caller's AsyncResult: {pill.state}, {type(pill.result).__name__}:")
-        self.note(f"{STRIKES} runs, then the dead set; its caller has {pill.state}")
+        self.note(f"{STRIKES} runs, then the dead set; its caller gets {pill.state}")
         self.say(f"    {pill.result}")
 
     def stop(self) -> None:
@@ -301,7 +307,7 @@ class StockStory(Story):
 
         self.until("the workers have nothing left to do", standstill)
         self.had = {*self.jobs} - self.finished()
-        self.note(f"nothing moves: {len(self.had)} jobs wait for {self.VISIBILITY_TIMEOUT} s")
+        self.note(f"{len(self.had)} jobs of the killed worker wait for {self.VISIBILITY_TIMEOUT} s")
         self.say(
             f"Nothing has moved for {self.IDLE:g} s, the workers are idle, and "
             f"{JOBS - len(self.finished())} jobs are missing. "
@@ -314,8 +320,8 @@ class StockStory(Story):
         over = time.monotonic() + self.PILL
         self.until("it was watched", lambda: time.monotonic() >= over)
         runs = len(self.pills())
-        self.say(f"It ran {runs} times in {self.PILL:g} s, and goes on for ever.", "bold red")
-        self.note(f"{runs} runs in {self.PILL:g} s, and it goes on for ever")
+        self.say(f"It ran {runs} times in {self.PILL:g} s, and runs again without end.", "bold red")
+        self.note(f"{runs} runs in {self.PILL:g} s, and it runs again without end")
 
     def stop(self) -> None:  # in order, they would go on with the pill until the patience is over
         self.end()

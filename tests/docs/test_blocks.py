@@ -8,6 +8,7 @@ changed. A comment on the line before a block says what to do with it:
 |---|---|
 | `sh` | run by `bash -e`; the exit status has to be 0 |
 | `python` | run as a script, so it is complete |
+| `sh`, after `<!-- any exit -->` | run by `bash`; its exit status, a finding, may be any |
 | any, after `<!-- file: shop.py -->` | written to that file; a later one of that name replaces it |
 | `sh`, after `<!-- background -->` | left to run until the page ends, once it is ready |
 | `json`, `yaml`, `toml`, `ini` | parsed |
@@ -17,6 +18,9 @@ changed. A comment on the line before a block says what to do with it:
 | any, after `<!-- run by: tests/FILE.py -->` | nothing: that test, which names the page, runs it |
 | any, after `<!-- needs: django -->` | the tab ends here, skipped, where that is missing |
 
+A comment whose first line is `<!-- hidden sh` and whose last is `-->` is a block that the page does
+not show: it waits, or checks what a reader sees. `<!-- hidden python` is one of that language.
+
 Any other block fails. In a set of tabs each tab is one reader, with a folder and a server of its
 own: who picks "Django" reads what is before the set, that tab in each set that has it (the first
 tab elsewhere), and what comes after.
@@ -24,6 +28,8 @@ tab elsewhere), and what comes after.
 - `celery` and `python` are those of the venv that runs pytest.
 - `pip install` looks whether all of it is there, and installs nothing
   (support/pages/shims/pip.py); `python -m venv` makes a folder with links to the tests' venv.
+- `kubectl exec ... -- COMMAND` runs the command here; of other commands of `kubectl` the names are
+  checked (support/pages/shims/kubectl.py).
 - A worker that a page kills has a file with its pid: `celery -A shop worker --pidfile one.pid`,
   then `kill -9 "$(cat one.pid)"`. `pkill` and `pgrep` would find processes that are not the page's.
 - What waits for something polls for it, with an end; it does not sleep for as long as it may take.
@@ -45,6 +51,10 @@ from support.pages.reader import Reader
 from support.servers.server import Server
 
 PAGES = [HERE / "README.md", HERE / "CONTRIBUTING.md", *sorted(HERE.glob("docs/**/*.md"))]
+#: What makes a test of an example: it belongs into a hidden block.
+SCAFFOLDING = re.compile(
+    r"\b(until|while) .*; do\b|\btest \"\$\(|^! |\|\| (true|echo)", re.MULTILINE
+)
 #: Would find the processes of others, too.
 BY_NAME = re.compile(r"\b(pkill|pgrep|killall|pidof)\b")
 
@@ -88,6 +98,12 @@ def test_it_is_decided_what_becomes_of_each_block(page):
     assert run == {block.place for block in found}, "each is read by somebody"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_page_shows_the_scaffolding_of_its_test(page):
+    shown = [block for block in blocks(page) if not block.hidden and fate(block) == "run"]
+    assert not [block.place for block in shown if SCAFFOLDING.search(block.text)]
+
+
 def test_few_blocks_are_excused():
     fates = Counter(fate(block).partition(":")[0] for page in PAGES for block in blocks(page))
     assert fates["excused"] * 6 <= fates["run"] + fates["file"] + fates["parsed"], fates
@@ -127,6 +143,9 @@ def note(): ...
         ("# A\n\n```sh\ntrue\nfalse\n```\n", r"page.md:4: exit status 1"),
         ("```sh\ntrue\n```\n\n```python\n1 / 0\n```\n", r"page.md:6: (.|\n)*line 6(.|\n)*ZeroDiv"),
         ("a\n\n:::{note}\n\n```json\n{,}\n```\n:::\n", r"page.md:6: no valid json"),
+        ("<!-- any exit -->\n```sh\ntrue\n```\n\n```sh\nfalse\n```\n", r"page.md:7: exit status 1"),
+        ("a\n\n<!-- hidden sh\ntrue\nfalse\n-->\n", r"page.md:4: exit status 1"),
+        ("<!-- hidden rst\ntrue\n-->\n", r"page.md:2: undecided: .* 'rst'"),
         ("```console\n$ true\n```\n", r"page.md:2: undecided: .* 'console'"),
         ("```\ntrue\n```\n", r"page.md:2: undecided: .* 'no language'"),
         ("<!-- not run: -->\n```sh\ntrue\n```\n", r"page.md:3: undecided: .* without a reason"),

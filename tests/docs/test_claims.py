@@ -1,4 +1,5 @@
-"""Each claim of the README is listed in docs/inside/claims.md, and what is to hold it exists."""
+"""Each claim of the README, and each row of the comparison's first table, is listed in
+docs/contribute/claims.md, and what is to hold it exists."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ import pytest
 from support.house import HERE
 
 README = (HERE / "README.md").read_text()
+#: The first section of the comparison: a table of this package beside its peers.
+AT_A_GLANCE = (HERE / "docs" / "inside" / "comparison.md").read_text().split("\n## ")[1]
 #: What fences hold is no claim; the demo and the tests run it.
 PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
 CLAIM = re.compile(r"<!-- claim: ([\w-]+) -->")
@@ -20,7 +23,7 @@ WITHOUT = {"Where to go next"}
 ENTRIES = dict(
     re.findall(
         r"^- \*\*([\w-]+)\*\*: (.*?)(?=\n- \*\*|\n\n|\Z)",
-        (HERE / "docs" / "inside" / "claims.md").read_text(),
+        (HERE / "docs" / "contribute" / "claims.md").read_text(),
         re.DOTALL | re.MULTILINE,
     )
 )
@@ -44,11 +47,11 @@ def blocks() -> list[tuple[str, str]]:
 
 
 def is_head_of_a_table(row: str) -> bool:
-    return row.startswith(("| |", "|---", "| extra |"))
+    return row.startswith(("| |", "|---", "| event |", "| measure |"))
 
 
-def test_the_readme_and_the_page_name_the_same_claims():
-    named = CLAIM.findall(README)
+def test_the_pages_and_the_list_name_the_same_claims():
+    named = CLAIM.findall(README) + CLAIM.findall(AT_A_GLANCE)
     assert len(named) == len(set(named)), "each once"
     assert set(named) == set(ENTRIES)
 
@@ -64,6 +67,12 @@ def test_each_entry_and_each_row_of_the_readme_is_a_claim():
         and not CLAIM.search(text)
     ]
     assert not unheld
+
+
+def test_each_row_of_the_comparison_at_a_glance_is_a_claim():
+    rows = [row for row in AT_A_GLANCE.splitlines() if row.startswith("|")]
+    assert len(rows) > 12
+    assert not [row for row in rows if not is_head_of_a_table(row) and not CLAIM.search(row)]
 
 
 def test_no_paragraph_of_the_readme_has_a_figure_that_nothing_holds():

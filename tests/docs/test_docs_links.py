@@ -10,11 +10,13 @@ import pytest
 
 from support.house import HERE, PACKAGE
 
-PAGES = [*HERE.glob("*.md"), *HERE.glob("docs/**/*.md")]
+PAGES = [*HERE.glob("*.md"), *HERE.glob("docs/**/*.md"), *HERE.glob("evidence/**/*.md")]
 #: Folders of the repository, as pages name them.
 FOLDERS = "benchmarks|celery_superfetch|docs|examples|tests"
 #: The page that names modules by their places in the package, and scripts by their names.
 GUIDE = HERE / "docs" / "contribute" / "architecture.md"
+#: Pages for contributors: read in the repository, and not on the site.
+CONTRIBUTE = sorted(HERE.glob("docs/contribute/*.md"))
 #: Drawn, or written, when the docs are built.
 DRAWN = "_build/"
 #: Where our pages and files are for whoever reads README on a package index.
@@ -89,7 +91,7 @@ def test_links_lead_somewhere(page):
 def test_control_a_link_that_leads_nowhere_is_found(tmp_path):
     page = tmp_path / "page.md"
     there = (
-        f"[a]({SITE}inside/claims.html) [b]({REPOSITORY}blob/main/LICENSE) [c](#here) `[d](d)`"
+        f"[a]({SITE}inside/comparison.html) [b]({REPOSITORY}blob/main/LICENSE) [c](#here) `[d](d)`"
         "[e](https://example.com/x) [f](page.md)\n\n(here)=\n\n```text\n[g](g)\n```\n"
     )
     page.write_text(there)
@@ -121,7 +123,23 @@ def test_each_page_is_in_the_table_of_contents_once():
                 to = (HERE / "docs" if entry[0] == "/" else page.parent) / entry.lstrip("/")
                 listed[name(to.with_suffix(".md").resolve())] += 1
     pages = {name(page) for page in HERE.glob("docs/**/*.md")} - {"docs/index.md"}
-    assert listed == Counter(pages)
+    assert listed == Counter(pages - {*map(name, CONTRIBUTE)})
+
+
+def test_each_page_for_contributors_is_linked_from_another_of_them():
+    pages = [HERE / "CONTRIBUTING.md", *CONTRIBUTE]
+    linked = {
+        to.resolve()
+        for page in pages
+        for link in targets(page)
+        if (to := ours(page, link)) and to.resolve() != page
+    }
+    assert {*CONTRIBUTE} <= linked
+
+
+@pytest.mark.parametrize("page", CONTRIBUTE, ids=name)
+def test_links_that_the_site_does_not_render_have_a_text(page):
+    assert not re.findall(r"(?<!!)\[\]\([^)]*\)", without_code(page.read_text()))
 
 
 @pytest.mark.parametrize("picture", sorted(HERE.glob("docs/pictures/*.[sp][vn]g")), ids=name)

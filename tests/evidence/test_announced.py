@@ -60,7 +60,7 @@ def test_everybody_hears_of_a_job_that_killed_its_pool_child(
     choir = chord([told.pill("in a chord"), told.note("", who="with it")], body)()
 
     with pytest.raises(
-        PoisonPill, match=r"killed after 1 strike and 1 recovery .*pool process lost"
+        PoisonPill, match=r"moved to the dead set after 1 strike and 1 recovery: pool process lost"
     ) as raised:
         pill.get(timeout=60)
     exc = raised.value

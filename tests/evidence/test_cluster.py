@@ -167,7 +167,7 @@ def test_a_worker_that_does_not_look_for_its_slot_takes_no_job_after_a_failover(
 def test_a_producer_without_patience_fails_while_a_primary_is_elected(
     make_app, nodes, place, ledger, monkeypatch
 ):
-    monkeypatch.setattr(slots, "PATIENCE", 0.0)
+    monkeypatch.setattr(slots, "SEARCH_TIMEOUT_S", 0.0)
     with Load(make_app(**place), ledger, every=0.05, retry=True) as load:
         eventually(lambda: len(load.published) > 3)
         nodes.crash(PREFIX)

@@ -94,7 +94,7 @@ def test_greenlets_go_on_while_their_worker_waits_for_the_next_try(make_fleet):
     assert fleet.ledger.runs()["job"] == 1
 
 
-OF_THE_CHILD = "cannot leave this worker yet"
+OF_THE_CHILD = "could not be requeued or moved yet"
 OF_EITHER = f"{OF_THE_CHILD}|Trying again in"
 
 

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from support.process import Process, all_of
-from support.servers.server import find_binary
+from support.servers.server import find_binary, free_port
 from support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,9 @@ class Demo(Process):
     """One run of the demo, and whatever it started."""
 
     def __init__(self, log: Path, *options: str) -> None:
-        env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        # The command `celery` reads the latter two: neither the workers nor the page may use them.
+        elsewhere = dict.fromkeys(("BROKER_URL", "RESULT_BACKEND"), "redis://127.0.0.1:1/0")
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", **elsewhere}
         words = [sys.executable, "-m", "examples.demo", *options]
         super().__init__(words, log=log, env=env, cwd=ROOT, title="the demo")
 
@@ -133,6 +136,44 @@ def test_a_demo_that_is_killed_takes_everything_along(embedded):
     run.signal(signal.SIGKILL)
     run.wait_exit()
     eventually(lambda: not all_of(run), 10, message="all its processes are gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_fleet_with_its_page_runs_until_a_signal_and_leaves_no_process(embedded, number):
+    """Its page shows a kill, a poison pill and a scheduled job, and goes with all the others."""
+    if number == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("only Linux takes the children along")
+    run = embedded("--page", str(free_port()))
+    run.wait_log("The page: ", 60)
+    [address] = re.findall(r"The page: (\S+)", run.log())
+    with httpx.Client(follow_redirects=True) as browser:
+        assert browser.get(address).status_code == 200, "it logs in"
+        page = address.partition("?")[0]
+
+        def shown() -> str:
+            return browser.get(page).text
+
+        if number == signal.SIGINT:
+            eventually(lambda: "its process is gone" in shown(), 60, message="a worker is killed")
+            eventually(lambda: "app.poison[" in shown(), 60, message="the pill is in the dead set")
+            scheduled = browser.get(f"{page}jobs?state=parked").text
+            assert "examples.demo.app.work" in scheduled
+        eventually(lambda: len(all_of(run)) > 12, 30, message="workers with their pools, beat, ...")
+        members = all_of(run)
+        run.signal(number)
+        assert run.wait_exit(60) == (-number if number == signal.SIGKILL else 128 + number)
+        eventually(lambda: not all_of(run), 10, message="all its processes are gone")
+        with pytest.raises(httpx.TransportError):
+            browser.get(page)
+    eventually(lambda: not any(each.is_running() for each in members), 10)
+    assert "Traceback" not in run.log()
+
+
+def test_the_fleet_has_no_end_to_record_and_none_of_stock_celery(demo):
+    for option in ("--stock", "--record=x.json"):
+        run = demo("--page", option)
+        assert run.wait_exit(60) == 2
+        assert "--page has no end" in run.log()
 
 
 def test_jobs_on_the_demos_queue_are_not_touched_unless_told_so(demo, url, client):

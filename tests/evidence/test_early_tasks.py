@@ -19,15 +19,17 @@ def test_tasks_that_were_used_before_the_settings_are_named_and_their_jobs_are_l
     eventually(lambda: ledger.starts().keys() == {*jobs})
     lines = [line for line in first.log().splitlines() if "Jobs of these tasks" in line]
     assert len(lines) == 3, "each once"
-    assert "Unheard for 90 s" in first.log(), "the settings that came last"
-    assert "killed at its strike 7" in first.log(), "and what install() was given"
+    assert "owner_ttl=90 s" in first.log(), "the settings that came last"
+    assert "strike_limit=7" in first.log(), "and what install() was given"
     outdated, dropped, chosen = lines
     assert "WARNING" in outdated
-    assert f"although task_acks_late is on: {', '.join(OUTDATED)}. " in outdated
+    assert "although task_acks_late is on, so a killed worker loses" in outdated
+    assert f"the jobs that it runs: {', '.join(OUTDATED)}. " in outdated
     assert "WARNING" in dropped
     assert "although task_reject_on_worker_lost is on: early.library_late. " in dropped
     assert "INFO" in chosen
-    assert f"by their own acks_late=False: {', '.join(CHOSEN)}. " in chosen
+    assert "by their own acks_late=False" in chosen
+    assert f"the jobs that it runs: {', '.join(CHOSEN)}." in chosen
 
     first.die()
     second = worker(app="early", concurrency=len(jobs))
@@ -44,6 +46,6 @@ def test_tasks_that_were_used_before_the_settings_are_named_and_their_jobs_are_l
 
 def test_a_task_that_cannot_be_examined_does_not_keep_a_worker_from_starting(worker, app, ledger):
     one = worker(app="early", pool="threads", env={"HOSTILE": "1"})
-    one.wait_log("It cannot be said which tasks ack early")
+    one.wait_log("Cannot tell which tasks ack before they run")
     app.signature("shop.note", ("job",)).apply_async()
     eventually(lambda: ledger.runs() == {"job": 1})

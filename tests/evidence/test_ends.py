@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_superfetch.store.runs import RunCounts, Runs
+from celery_superfetch.store.runs import Runs, RunSums
 from support.waiting import eventually
 from support.workers.bench import Bench
 
@@ -67,7 +67,7 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
 RARELY = {"heartbeat_interval": 60, "owner_ttl": 300}
 
 
-def counts(bench: Bench) -> RunCounts:
+def counts(bench: Bench) -> RunSums:
     return Runs(bench.database).counts()
 
 

@@ -40,7 +40,7 @@ def test_an_idle_worker_strands_no_job_once_it_is_forgotten(
     eventually(lambda: {*queues} <= ledger.finishes().keys(), 10, message="all ran")
     assert set(ledger.runs().values()) == {1}
     eventually(lambda: not db.private_lists(), message="none is left behind")
-    idle.wait_log(f"The server no longer knows owner={old}")
+    idle.wait_log(f"Redis no longer knows this worker (owner={old})")
     assert "declared dead" not in idle.log()
 
 

@@ -92,6 +92,7 @@ def test_the_control_hangs_in_its_second_fork(worker, app, ledger):
     always(lambda: len(ledger.finishes()) < 40, during=10)
 
 
+POOLS = ["prefork", "threads", "solo", "gevent"]
 HOWS = ["returns", "raises", "exits", "is interrupted"]
 RECEIVED = ["forks as it is received", "and the next"]
 
@@ -108,14 +109,43 @@ def fork_then_work(worker: Any, app: Celery, pool: str, without: str = "") -> No
 
 def test_a_process_that_a_job_forks_does_not_come_back_into_the_worker(worker, app, ledger, db):
     """Neither by a return nor by an error: the parent goes on, and all runs once."""
-    pools = ["prefork", "threads", "solo", "gevent"]
-    for pool in pools:
+    for pool in POOLS:
         fork_then_work(worker, app, pool)
-    names = [f"{pool} {what}{how}" for pool in pools for how in HOWS for what in ("", "after it ")]
-    names += [f"{pool} {what}" for pool in pools for what in RECEIVED]
+    names = [f"{pool} {what}{how}" for pool in POOLS for how in HOWS for what in ("", "after it ")]
+    names += [f"{pool} {what}" for pool in POOLS for what in RECEIVED]
     eventually(lambda: set(names) <= ledger.finishes().keys(), within=60)
     assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not any(db.held().values()), message="all were acked")
+
+
+def errbacks_of_a_child_that_raises(worker: Any, app: Celery, early: bool, without: str) -> None:
+    """In each pool: the job succeeds in the parent, and has an errback."""
+    for pool in POOLS:
+        conf = {"task_routes": {"*": {"queue": pool}}, "task_acks_late": not early}
+        worker(app="hooked", pool=pool, queues=[pool], conf=conf, env={"WITHOUT": without})
+        errback = app.signature("shop.note", (f"{pool} errback",), immutable=True, queue=pool)
+        job = f"{pool} raises"
+        fork = app.signature("hooked.fork", (job, "raises"), task_id=job, queue=pool)
+        fork.apply_async(link_error=errback)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["late ack", "early ack"])
+def test_a_child_that_leaves_the_body_publishes_and_stores_nothing(worker, app, ledger, db, early):
+    """Its error would be the job's result for a while, and start the job's errbacks."""
+    errbacks_of_a_child_that_raises(worker, app, early, without="")
+    jobs = [f"{pool} raises" for pool in POOLS]
+    for job in jobs:
+        assert app.AsyncResult(job).get(timeout=60) == "from the parent"
+    eventually(lambda: not any(db.held().values()), message="all were acked")
+    for pool in POOLS:  # what the children had published would be before these
+        app.send_task("shop.note", (f"{pool} next",), queue=pool)
+    eventually(lambda: {f"{pool} next" for pool in POOLS} <= ledger.finishes().keys())
+    assert ledger.runs() == dict.fromkeys([*jobs, *(f"{pool} next" for pool in POOLS)], 1)
+
+
+def test_the_control_publishes_errbacks_of_jobs_that_succeed(worker, app, ledger):
+    errbacks_of_a_child_that_raises(worker, app, early=True, without="ends_with_the_body")
+    eventually(lambda: any(job.endswith("errback") for job in ledger.finishes()))
 
 
 def test_the_control_stands_as_its_child_takes_its_sockets_along(worker, app, ledger):

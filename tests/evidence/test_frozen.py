@@ -41,7 +41,7 @@ def freeze_with_jobs_in_the_pool(
     with sleeper.frozen():
         worker(host=Host("there"), options=QUICK, concurrency=1, args=["--prefetch-multiplier=4"])
         eventually(lambda: ledger.runs().get("running") == 2, message="it runs again elsewhere")
-    sleeper.wait_log(f"Owner {owner} goes on as owner")
+    sleeper.wait_log(f"registered again under a new id (owner_before={owner}")
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {"running", *RESERVED})
     eventually(lambda: len(ledger.finishes()["running"]) == 2, message="both runs end")
@@ -53,7 +53,7 @@ def freeze_with_jobs_in_the_pool(
 def test_a_thawed_worker_drops_what_it_had_not_started(worker, shop, ledger, db, pool):
     thawed = freeze_with_jobs_in_the_pool(worker, shop, ledger, db, pool)
     assert "Lost ownership of job" in thawed.log(), "the running one is reported"
-    eventually(lambda: thawed.log().count("and a peer recovered the job") == len(RESERVED))
+    eventually(lambda: thawed.log().count("and another worker recovered the job") == len(RESERVED))
     assert " is lost (" not in thawed.log()
     assert db.stat("ownership_lost") == 1
 
@@ -95,7 +95,7 @@ def test_a_job_that_need_not_ask_asks_when_that_was_long_ago(
     with sleeper.frozen():
         worker(host=Host("there"), options=QUICK, concurrency=1)
         eventually(lambda: ledger.finishes().get("job"), message="it runs elsewhere")
-    sleeper.wait_log("goes on as owner")
+    sleeper.wait_log("registered again under a new id")
     eventually(lambda: ledger.runs()["job"] == runs)
     # What its child gets next comes behind that one.
     names = [f"m{n}" for n in range(20)]

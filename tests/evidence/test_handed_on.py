@@ -129,7 +129,7 @@ def cut_short(
 )
 def test_a_step_is_handed_on_once(cut_short, db, kind, pool):
     assert cut_short(kind, pool) == KINDS[kind].messages
-    assert not db.keys("superfetch:recoveries:*"), "what was noted is gone with the job"
+    assert not db.keys("superfetch:history:*"), "what was noted is gone with the job"
 
 
 @pytest.mark.parametrize("kind", ["chain", "retry", "chord"])
@@ -155,7 +155,7 @@ def thaw(
     with sleeper.frozen():
         worker(host=Host("there"), concurrency=1, **settings)
         eventually(lambda: ledger.runs()["job"] == 2, message="it runs again elsewhere")
-    sleeper.wait_log("goes on as owner")
+    sleeper.wait_log("registered again under a new id")
     ledger.release()
     eventually(lambda: len(ledger.finishes().get("job", ())) == 2, message="both runs end")
     eventually(lambda: not db.private_lists(), message="all is settled")
@@ -166,7 +166,7 @@ def thaw(
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_who_was_taken_for_dead_hands_on_nothing(worker, app, ledger, db, pool):
     sleeper = thaw(worker, app, ledger, db, pool)
-    sleeper.wait_log("is no longer ours, and may run elsewhere by now: this run hands on nothing")
+    sleeper.wait_log("which may run elsewhere: this run publishes nothing")
     eventually(lambda: db.stat("ownership_lost") == 1)
     assert db.length(NEXT) == 1
 
@@ -176,3 +176,30 @@ def test_the_control_hands_on_what_is_anothers(worker, app, ledger, db):
     thaw(worker, app, ledger, db, "threads", "handing_on")
     # Whoever holds nothing any more hands on after its job's end, whenever that is.
     eventually(lambda: db.length(NEXT) == 2)
+
+
+# -- a step that goes to several queues
+
+NEWS = {"exchange": "news", "exchange_type": "topic", "routing_key": "news.#"}
+NEWS_OF = ["mail", "press"]
+NEWS_QUEUES: dict[str, Any] = {"celery": {}, **dict.fromkeys(NEWS_OF, NEWS)}
+
+
+def test_a_step_whose_bindings_were_lost_goes_to_each_of_its_queues(worker, app, ledger, db):
+    """They are declared again as the step is published: it is one step in each queue."""
+    consumer = worker(concurrency=1, queues=["celery"], conf={"task_queues": NEWS_QUEUES})
+    news = job(app, "shop.note", "news").set(exchange="news", routing_key="news.today")
+    # By the queue of a step, a producer's connection learns its binding.
+    job(app, "shop.hold", "job").apply_async(
+        link=[news.clone().set(queue=name) for name in NEWS_OF]
+    )
+    eventually(lambda: "job" in ledger.starts())
+    ledger.release("job")
+    eventually(lambda: [db.length(name) for name in NEWS_OF] == [2, 1])
+    job(app, "shop.hold", "again").apply_async(link=news)
+    eventually(lambda: "again" in ledger.starts())
+    assert db.client.delete("_kombu.binding.news") == 1
+    ledger.release("again")
+    consumer.wait_log("and were declared again")
+    eventually(lambda: not any(db.held().values()), message="all were acked")
+    assert [db.length(name) for name in NEWS_OF] == [3, 2]

@@ -27,7 +27,7 @@ def test_a_result_backend_that_hangs_the_loops_strikes_no_job(
         for queue in ("a", "b"):
             shop.note.apply_async((f"expired-{queue}",), queue=queue, expires=-60)
         eventually(lambda: not {*owners} & {*db.owners()}, message="both are reaped")
-        assert {db.fact(owner, "was") for owner in owners} == {"hung"}
+        assert {db.fact(owner, "state_before_reap") for owner in owners} == {"hung"}
         assert max(row["strikes"] for row in db.counters()) == strikes
         proxy.heal()
         ledger.release()

@@ -27,7 +27,9 @@ def many_notices(client: redis.Redis, app: Celery) -> None:
     for number in range(MANY):
         owner = bench.owner(lists=["celery"])
         [claimed] = bench.claimed(owner, payload(number, "celery", "told.pill"), queue="celery")
-        call = bench.dead_set.kill(bench.recovery(claimed.job), marked=False, notice=make("celery"))
+        call = bench.dead_set.kill_call(
+            bench.recovery(claimed.job), marked=False, notice=make("celery")
+        )
         assert bench.run(call)[0] == b"ok"
         client.lmove("celery", "notices", "RIGHT", "LEFT")
     client.rename("notices", "celery")

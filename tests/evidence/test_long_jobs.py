@@ -28,13 +28,13 @@ def test_a_job_that_runs_too_long_is_told_of_and_never_touched(
 
     [told] = eventually(found, every=0.2)
     assert told["level"] == "warning"
-    assert told["text"].startswith(f"1 job of shop.hold runs for more than 2 s, {runs.id}")
+    assert told["text"].startswith(f"1 job of shop.hold has run for more than 2 s, {runs.id}")
     assert f"control terminate SIGTERM {runs.id}`" in told["fix"]
     [job] = cli("jobs", "--json").json()["jobs"]
     assert (job["state"], job["long_run"] >= 2) == ("running", True)
-    assert "runs " in cli("jobs").out
+    assert "long-running, " in cli("jobs").out
     status = cli("status").out
-    assert status.startswith("Warning: 1 job of shop.hold runs for more")
+    assert status.startswith("Warning: 1 job of shop.hold has run for more")
     assert "1, 1 long" in status
     assert 'superfetch_long_running_jobs{task="shop.hold"} 1.0' in cli("metrics", "--once").out
     ledger.release()

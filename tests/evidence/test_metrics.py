@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.process import Process
 from support.servers.server import free_port
 from support.waiting import eventually
+from support.workers.bench import payload
 from support.workers.cli import superfetch_command
 from support.workers.worker import process_env
 
@@ -117,11 +118,6 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
     assert value(found, "run_seconds_count", task="shop.hold") == 1
     assert 0 < (value(found, "run_seconds_sum", task="shop.hold") or 0) < 60
     text = scrape(at)
-    exported = {name for name, _ in samples(text)}
-    for page in (ALERTS, DASHBOARD):
-        named = set(re.findall(r"\bsuperfetch_[a-z_]+", page.read_text()))
-        assert len(named) > 10
-        assert named <= exported, page.name
     documented = re.findall(
         r"^\| `(superfetch_[a-z_]+)` \|", METRICS_PAGE.read_text(), re.MULTILINE
     )
@@ -130,11 +126,39 @@ def test_a_kill_is_counted_and_all_that_alerts_and_dashboard_name_is_exported(
         for family in text_string_to_metric_families(text)
     }
     assert sorted(documented) == sorted(families)
+    # A family may have no sample here: no job is scheduled, and there is no beat.
+    exported = {name for name, _ in samples(text)} | families
+    for page in (ALERTS, DASHBOARD):
+        named = set(re.findall(r"\bsuperfetch_[a-z_]+", page.read_text()))
+        assert len(named) > 10
+        assert named <= exported, page.name
 
     two.stop()
     process.signal(15)
     assert process.wait_exit() == 0
     promtool("check", "metrics", text=text)
+
+
+def test_scheduled_jobs_and_workers_have_figures_that_the_alert_can_use(bench, cli):
+    worker = bench.owner(node="celery@web-1", lists=["mail", "late"], memory=64 * 2**20)
+    bench.owner(node="celery@web-2", lists=["mail"])
+    now = bench.database.server_time()
+    bench.client.hset(bench.keys.owner_record(worker.owner), "registered_at", now - 90_000)
+    for queue, due in (("mail", now + 3600_000), ("late", now - 100_000)):
+        [job] = bench.give(worker, queue, [payload(f"on {queue}", queue)])
+        bench.run(bench.parked.park({job: due}))
+    found = samples(cli("metrics", "--once").out)
+    assert value(found, "worker_memory_bytes", worker="celery@web-1") == 64 * 2**20
+    assert value(found, "worker_memory_bytes", worker="celery@web-2") is None, "not recorded"
+    assert 90 <= (value(found, "worker_uptime_seconds", worker="celery@web-1") or 0) < 3600
+    due_in = {
+        name: value(found, "parked_next_due_seconds", queue=name) for name in ("mail", "late")
+    }
+    assert 3000 < (due_in["mail"] or 0) <= 3600
+    assert -3600 < (due_in["late"] or 0) <= -100
+    assert value(found, "parked_next_due_seconds", queue="celery") is None
+    rows = {row["queue"]: row for row in cli("status", "--json").json()["queues"]}
+    assert rows["late"]["overdue"] >= 100
 
 
 def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server, exporter):
@@ -144,7 +168,7 @@ def test_a_scrape_of_a_silent_server_ends_and_says_so(fresh_server, exporter):
     server.pause()
     down = {("superfetch_up", frozenset()): 0}  # each scrape has its end, by its own timeout
     eventually(lambda: samples(scrape(at)) == down, message="what was read is told for 2 s more")
-    process.wait_log("Metrics: the broker has not answered for 5 s.")
+    process.wait_log("Metrics are not available: the broker has not answered for 5 s.")
     server.resume()
     eventually(lambda: value(samples(scrape(at)), "up") == 1, 40)
 
@@ -153,7 +177,9 @@ def test_once_prints_them_and_fails_where_there_are_none(cli):
     assert value(samples(cli("metrics", "--once").out), "up") == 1
     gone = cli("metrics", "--once", url=f"redis://127.0.0.1:{free_port()}/0", code=1)
     assert value(samples(gone.out), "up") == 0
-    assert "Metrics could not ask the broker: Error 111" in gone.err, "else nobody knows why"
+    assert "Metrics are not available: the broker cannot be reached: Error 111" in gone.err, (
+        "else nobody knows why"
+    )
 
 
 def test_without_the_extra_it_says_what_to_install(cli):

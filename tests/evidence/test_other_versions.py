@@ -30,7 +30,7 @@ def test_a_worker_refuses_to_start(worker, shop, db, version, pool, pin):
 
 @pytest.mark.parametrize(
     ("version", "told"),
-    [("kombu==5.8.0", "SUPERFETCH_ANY_VERSION is 1"), ("celery==5.7.99", "used all the same")],
+    [("kombu==5.8.0", "SUPERFETCH_ANY_VERSION=1"), ("celery==5.7.99", "used nevertheless")],
 )
 def test_one_that_may_be_used_is_told_of_once(worker, shop, version, told):
     env = {"VERSION": version, "SUPERFETCH_ANY_VERSION": "1"}

@@ -40,8 +40,8 @@ def test_where_a_crash_ends_all_jobs_it_runs_alone_before_its_last_strike(
     settings = {"pool": "threads", "concurrency": 2, "options": options}
     shop.kill_child.apply_async(("killer",), queue="aside")
     raw = client.rpop("aside")
-    client.hset(f"superfetch:recoveries:{digest(raw)}", mapping={"strikes": 1, "recoveries": 1})
-    client.set("superfetch:recovered", 1)
+    client.hset(f"superfetch:history:{digest(raw)}", mapping={"strikes": 1, "recoveries": 1})
+    client.set("superfetch:has_history", 1)
     one = worker(**settings, env={"WITHOUT": without})
     shop.run("other")
     client.lpush("celery", raw)

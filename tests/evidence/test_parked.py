@@ -174,14 +174,16 @@ def test_whoever_looks_sees_them_and_when_the_next_is_due(worker, shop, cli, db)
         round((due - datetime.now(timezone.utc)).total_seconds(), -2) for due in dues
     ) == [3_600, DAY]
     assert "in 59 min" in cli("status").out
-    listed = {job["id"]: job for job in cli("jobs", "--state", "parked", "--json").json()["jobs"]}
+    listed = {
+        job["id"]: job for job in cli("jobs", "--state", "scheduled", "--json").json()["jobs"]
+    }
     assert len(listed) == 2
     assert all(job["due"] for job in listed.values())
     metrics = cli("metrics", "--once").out
     assert 'superfetch_parked{queue="celery"} 2.0' in metrics
     one.stop()
-    done = cli("drain", "--json").json()
-    assert (done["given_back"], db.waiting(), db.parked()) == (2, ["later"], [])
+    done = cli("rollback", "--json").json()
+    assert (done["requeued"], db.waiting(), db.parked()) == (2, ["later"], [])
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -222,12 +224,12 @@ def test_odd_times_and_odd_members_stop_nobody_and_lose_nothing(
     assert {b"junk", b"", b"{}"} <= dead
     assert one.alive()
     said = one.log()
-    assert "Job shop.note[late] is not due before the year 2999." in said
-    assert "Job shop.note[far] is not due before the year 9999." in said
+    assert "Job shop.note[late] is scheduled for the year 2999," in said
+    assert "Job shop.note[far] is scheduled for the year 9999," in said
     assert "shop.note[next year]" not in said, "parked like any other"
-    rows = cli("jobs", "--state", "parked", "--json").json()["jobs"]
+    rows = cli("jobs", "--state", "scheduled", "--json").json()["jobs"]
     assert {job["id"] for job in rows} == {"next year", "late", "far"}
     for id in ("no time", "NaN", "a list"):
         assert payload(id, "celery", eta=odd[id]) in dead
-        assert f"Job shop.note[{id}] was killed" in said
+        assert f"Job shop.note[{id}] moved to the dead set" in said
     assert said.count("invalid ETA value") >= 3, "the line says why"

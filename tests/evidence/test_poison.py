@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from celery_superfetch import PoisonPill
 from celery_superfetch.model.config import Config
 from celery_superfetch.store import database as store
-from celery_superfetch.store.dead_set import DeadSet
+from celery_superfetch.store.dead_set import DeadSetStore
 from support.servers.database import Database
 from support.servers.ledger import Ledger
 from support.waiting import eventually
@@ -27,7 +27,7 @@ STRIKES = 3
 
 def ended_by_its_strikes(pill: AsyncResult, shop: SimpleNamespace, ledger: Ledger) -> None:
     """Its caller hears of it, the worker goes on, and it has run as often as it may."""
-    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*{GONE}"):
+    with pytest.raises(PoisonPill, match=rf"moved to the dead set after {STRIKES} strikes.*{GONE}"):
         pill.get(timeout=30)
     shop.ran("next")
     assert ledger.runs()["pill"] == STRIKES
@@ -77,9 +77,9 @@ def test_an_item_that_is_no_message_is_put_aside_and_the_worker_goes_on(worker, 
     db.client.lpush(f"{db.prefix}celery", junk)
     shop.ran("next")
     eventually(lambda: len(db.dead()) == 1)
-    one.wait_log("was put into quarantine: unparseable payload")
+    one.wait_log("Unparseable message moved to the dead set")
     assert one.alive()
-    (job,) = DeadSet(store.Database(db.client, Config(global_keyprefix=db.prefix)))
+    (job,) = DeadSetStore(store.Database(db.client, Config(global_keyprefix=db.prefix)))
     assert job.payload == junk
     eventually(lambda: not db.private_lists())
 
@@ -104,7 +104,7 @@ def test_a_job_retried_from_the_dead_set_runs_again_with_a_clean_record(
     shop.kill_child.delay("pill")
     eventually(lambda: len(db.dead()) == 1)
     assert ledger.runs()["pill"] == 2
-    dead_set = DeadSet(store.Database(client, Config()))
+    dead_set = DeadSetStore(store.Database(client, Config()))
     (job,) = dead_set
     assert dead_set.put_back([(job, job.queue_list, 0)]) == [1]
     eventually(lambda: ledger.runs()["pill"] == 4 and len(db.dead()) == 1)

@@ -70,7 +70,7 @@ def test_it_is_switched_off_with_one_warning_and_the_job_is_recovered_with_strik
     assert record["task_id"] == pill
     assert record["strikes"] == len(record["history"]) == STRIKES
     assert json.loads(record["payload"])["headers"]["retries"] == 0, "the message as it was sent"
-    assert one.log().count("task_retry_on_worker_lost is switched off") == 1
+    assert one.log().count("task_retry_on_worker_lost was switched off") == 1
     eventually(lambda: not db.counters() and not db.private_lists() and not db.length())
     assert one.alive()
 
@@ -81,7 +81,7 @@ def test_a_job_that_is_acked_before_it_runs_fails_and_a_warning_says_so(
     one = worker(app="features", concurrency=1, conf=SENT_ANEW)
     assert outcome(shop, send("dies_early", "early", "child")) == "WorkerLostError"
     assert runs(ledger, "early") == ["0"]
-    warning = "Jobs of these tasks fail if their pool process is lost, since they are acked before"
+    warning = "Jobs of these tasks fail if their pool process dies, since they are acked before"
     assert one.log().count(warning) == 1
     assert "features.dies_early" in one.log()
     assert not db.dead()

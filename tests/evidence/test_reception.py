@@ -33,7 +33,7 @@ DISCARDED = (
 
 
 #: Lines for a job that failed in its pool, whether its body had begun or not.
-FAILED = ("Pool callback raised exception", "Celery failed around the body of job")
+FAILED = ("Pool callback raised exception", "Celery raised an error outside the task's own code")
 
 
 class Inbox:
@@ -111,7 +111,7 @@ def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     client.set(in_the_way, "no set")
     client.lpush("celery", broken, payload(message("next")))
     eventually(lambda: "next" in ledger.starts())
-    one.wait_log("cannot leave this worker yet")
+    one.wait_log("could not be requeued or moved yet")
     eventually(lambda: [*db.held().values()] == [["odd"]])
     client.delete(in_the_way)
     eventually(lambda: [record["payload"].encode() for record in db.dead()] == [broken])

@@ -126,14 +126,14 @@ def test_compose_a_killed_worker_is_found_and_its_job_is_finished(recipe):
     for name in names:
         code, line = shop.run(own, name)
         assert code == WELL, line
-        assert f"worker shop@{name} was heard" in line
+        assert f"worker shop@{name} sent a heartbeat" in line
 
     job = shop.send(8)
     holder = re.compile(r"Task shop.work\[.*\] received")
     victim = eventually(lambda: [n for n, one in workers.items() if holder.search(one.log())])[0]
     workers[victim].freeze()
     eventually(lambda: shop.run(whole)[0] == WARNING, 60, message="its silence is a warning")
-    assert f"worker shop@{victim} on {victim} was not heard" in shop.run(whole)[1]
+    assert f"worker shop@{victim} on {victim} is silent" in shop.run(whole)[1]
     workers.pop(victim).signal_all(signal.SIGKILL)
 
     assert shop.result(job) in {f"shop@{name}" for name in workers}

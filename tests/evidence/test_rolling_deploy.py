@@ -92,7 +92,7 @@ def test_a_fleet_is_rolled_from_stock_and_what_a_killed_worker_held_is_taken_ove
     assert "Unacked by stock workers: 8 jobs" in cli("status").out
     ledger.release()
     done = cli("migrate", "--json").json()
-    assert (done["taken"], done["queues"], done["left"]) == (8, {"old": 8}, [])
+    assert (done["requeued"], done["queues"], done["left"]) == (8, {"old": 8}, [])
     eventually(lambda: set(kept) <= set(ledger.finishes()))
     # What had been running, as after every kill; nothing else runs again.
     assert {job for job, runs in ledger.runs().items() if runs > 1} == {"h0", "h1"}
@@ -111,7 +111,7 @@ def test_what_a_killed_stock_worker_held_for_later_is_taken_over_and_parked(
     stock.send_task("shop.note", ("tomorrow",), eta=due + timedelta(days=1))
     eventually(lambda: unacked(client) == {"soon", "tomorrow"})
     doomed.die()
-    assert cli("migrate", "--json").json()["taken"] == 2
+    assert cli("migrate", "--json").json()["requeued"] == 2
     assert not unacked(client)
 
     worker(pool="threads")
@@ -127,7 +127,7 @@ def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     shop.note.delay("n1")
     shop.note.apply_async(("eta",), countdown=3600)
     eventually(lambda: list(db.held().values()) == [jobs] and db.parked() == ["eta"])
-    refused = cli("drain", code=1)
+    refused = cli("rollback", code=1)
     assert "3 jobs in flight" in refused.err
     assert f"kill -TERM {one.pid}" in refused.err
 
@@ -136,8 +136,8 @@ def test_back_to_stock_after_a_kill(worker, shop, ledger, db, client, cli):
     # The control: stock knows nothing of private lists.
     always(lambda: ledger.runs() == {"running": 1}, during=1.0)
     ledger.release()
-    done = cli("drain", "--json").json()
-    assert (done["given_back"], done["queues"], done["in_flight"]) == (4, {"celery": 4}, 0)
+    done = cli("rollback", "--json").json()
+    assert (done["requeued"], done["queues"], done["in_flight"]) == (4, {"celery": 4}, 0)
     eventually(lambda: set(ledger.finishes()) == {"running", "n0", "n1"})
     eventually(lambda: unacked(client) == {"eta"})
     assert list(ledger.starts()) == ["running", "n0", "n1"]

@@ -33,14 +33,14 @@ def send(app: Celery, job: str, *args: Any) -> Callable[[], Any]:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_a_task_sees_that_it_is_a_recovery_and_how_often(pool, worker, make_app, db, client):
     results, keys = {}, Keys()
-    client.set(keys.recovered, 1)
+    client.set(keys.has_history, 1)
     for protocol in (1, 2):
         app = make_app(superfetch=False, conf={"task_protocol": protocol})
         results[protocol, "new"] = send(app, "new")
         for job, more in {"again": {}, "handed on": {"steps": ",a-step"}, "stored": {}}.items():
             results[protocol, job] = send(app, job)
             raw: Any = client.lindex("celery", 0)
-            client.hset(keys.recoveries(digest(raw)), mapping={**COUNTS, **more})
+            client.hset(keys.history(digest(raw)), mapping={**COUNTS, **more})
         app.backend.store_result(parse(raw).task_id, ValueError(), "FAILURE")
     if pool == "prefork":
         results[2, "crash"] = send(app, "crash", True)

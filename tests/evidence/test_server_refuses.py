@@ -27,7 +27,7 @@ def test_at_a_full_server_workers_start_and_connect_again(
     own.configure(maxmemory="1mb")
     own.kill()
     own.restart()
-    one.wait_log("The server is full, and did not note that queue celery is bound to exchange")
+    one.wait_log("Redis is full: the binding of a queue was not stored (queue=celery, exchange=")
     two = worker(**place)
     eventually(lambda: len(ledger.finishes()) == len(names), 60, message="it is drained")
     assert one.alive()
@@ -61,7 +61,7 @@ def test_workers_that_connect_while_the_server_refuses_writes_wait_for_it(
     worker, make_app, ledger, url, fresh_server
 ):
     """After a failover of two servers the new primary has no replica, and takes nothing with
-    min-replicas-to-write, which docs/guide/sentinel.md recommends. Who connected then ended."""
+    min-replicas-to-write, which docs/run/topologies.md recommends. Who connected then ended."""
     own: Server = fresh_server(appendonly=True)
     place = {"url": own.url(), "result_url": url, "concurrency": 1, "options": QUICK}
     one = worker(**place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 
@@ -9,7 +10,7 @@ import pytest
 
 from support.rows import row
 from support.waiting import always, eventually
-from support.workers.scene import Scene
+from support.workers.scene import LATER, REST, URGENT, Scene
 
 #: Longer than it takes to look, shorter than anybody's patience.
 SOFT = 5.0
@@ -134,6 +135,28 @@ def test_a_deploy_whose_patience_ended_costs_nobody_a_strike(scenes):
         assert not scene.db.dead()
 
 
+@row("KILL")
+def test_a_kill_gives_a_strike_to_the_running_job_alone(scenes):
+    both, jobs = scenes("prefork", "threads"), {"running", *REST[URGENT], *REST[LATER]}
+    for scene in both:
+        scene.settle()
+    for scene in both:
+        scene.worker.kill9_all()
+    for scene in both:
+        scene.worker.wait_gone()
+        with scene.start("solo", concurrency=1) as heir:
+            heir.wait_ready()
+            scene.says(lambda s=scene: s.runs().get("running") == 2, "it runs again")
+            [row] = scene.strikes()
+            assert int(row["strikes"]) == 1
+            scene.release()
+            scene.says(lambda s=scene: set(s.ledger.finishes()) == jobs, "all jobs run")
+        runs = scene.runs()
+        assert runs.pop("running") == 2
+        assert set(runs.values()) == {1}, runs
+        assert not scene.db.dead()
+
+
 @row("TERM to the group")
 def test_a_group_that_is_told_to_stop_costs_nobody_a_strike(scenes):
     """As systemd does it: the pool's children get the SIGTERM, too, and die of it."""
@@ -163,6 +186,15 @@ def test_a_quit_that_finds_the_loop_at_work_on_its_jobs_comes_after_that(worker,
     assert ledger.runs()["job"] == 1
 
 
+def quit_main_thread(pid: int) -> None:
+    """Send QUIT to the main thread of a process. If another thread got the signal, the main thread
+    could go on for a moment before Python calls the handler in it."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # of glibc since 2.30
+    assert tgkill is None or tgkill(pid, pid, signal.SIGQUIT) == 0
+    if tgkill is None:
+        os.kill(pid, signal.SIGQUIT)
+
+
 @pytest.mark.parametrize("soft", [0, SOFT])
 @pytest.mark.parametrize("without", ["", "ends_of_late_starts"])
 def test_a_job_whose_start_a_stopping_worker_has_not_read_is_ended_as_well(
@@ -177,7 +209,7 @@ def test_a_job_whose_start_a_stopping_worker_has_not_read_is_ended_as_well(
     os.kill(one.pid, signal.SIGSTOP)
     ledger.release("received")
     eventually(lambda: ledger.starts().get("job"))
-    one.quit()
+    quit_main_thread(one.pid)
     os.kill(one.pid, signal.SIGCONT)
     if without:
         always(one.alive, during=3)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)
 EASY = [
     "mark: although it was heard meanwhile",
     "the verdict is not built on silence that was watched",
-    "unland: the job does not arrive",
+    "return_landed: the job does not arrive",
     "a job is acked before it runs",
     "probation: a note says that it waits",
     "step: again, though it is noted",
@@ -60,7 +60,8 @@ class Noted(Scripts):
         self.names: list[str] = []
 
     def run_all(self, calls: list[Call], *, errors: bool = False) -> list[object]:
-        self.names += [call.name for call in calls if call.name in ("mark", "unland", "recover")]
+        followed = "mark", "return_landed", "recover"
+        self.names += [call.name for call in calls if call.name in followed]
         return super().run_all(calls, errors=errors)
 
 

@@ -64,6 +64,15 @@ def test_a_second_run_needs_a_reason():
         assert not report(["a"], lines, [other]).good
 
 
+def test_a_run_that_begins_as_its_worker_thaws_began_before_the_freeze():
+    """Its worker was declared dead meanwhile, and the job has run elsewhere."""
+    froze = Harm("freeze", frozenset({"w1"}), 1, 20)
+    elsewhere = [line("started", "a", 12, "w2"), line("finished", "a", 13, "w2")]
+    for began, good in ((20.01, True), (20.1, False)):
+        late = [line("started", "a", began), line("finished", "a", began + 1)]
+        assert report(["a"], elsewhere + late, [froze]).good is good
+
+
 def test_a_run_that_was_over_and_settled_is_no_reason():
     lines = [
         line("started", "a", 1),

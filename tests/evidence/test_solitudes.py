@@ -30,7 +30,7 @@ def test_after_its_minute_others_start_beside_a_long_suspect(
         always(lambda: len(ledger.starts()) == 1, during=4, message="they wait")
     else:
         eventually(lambda: len(ledger.finishes()) == 20)
-        one.wait_log("others may start beside it")
+        one.wait_log("other jobs may now start alongside it")
         assert "long" not in ledger.finishes()
         shop.hold.delay("beside", 600.0)
         eventually(lambda: ledger.starts().get("beside"))

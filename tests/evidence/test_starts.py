@@ -70,7 +70,7 @@ def test_nothing_new_starts_while_the_owner_is_not_heard(
     db = Database(server.client())
     eventually(lambda: [*db.held().values()] == [["running", "behind"]])
     server.pause()
-    one.wait_log("Heartbeat of owner", 30)  # "... failed": it was not heard for an interval
+    one.wait_log("Heartbeat failed", 30)  # "... failed": it was not heard for an interval
     ledger.release()
     if without:
         eventually(lambda: ledger.starts().get("behind"))

@@ -102,7 +102,7 @@ def test_a_job_whose_next_message_cannot_be_sent_runs_again(away, ledger, db, po
         pool,
         *(STEPS[kind][0] for kind in kinds),
         jobs=len(kinds),
-        says="it goes back to its queue, and runs again",
+        says="the job is requeued and runs again",
         times=len(kinds),
     )
     eventually(lambda: jobs == set(ledger.starts()), message=f"{jobs} run")
@@ -131,7 +131,7 @@ CHORUS = {"part 0": 1, "part 1": 1, "body": 1}
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_part_of_a_chord_waits_until_the_body_is_sent(away, ledger, db, pool):
     """A second run would help nobody: Celery has forgotten by then how many parts had ended."""
-    says = "is not done, and waits for the server"
+    says = "Redis does not accept it"
     assert away(pool, chorus, jobs=2, says=says).get(timeout=60) == 2
     eventually(db.settled)
     assert ledger.runs() == CHORUS

@@ -21,8 +21,8 @@ def returned(app: Celery, client: Any, times: int, count: int = 1) -> bytes:
         app.send_task(NEW, (f"n{number}",), queue="nobody's")
     raws: list[bytes] = client.lrange("nobody's", 0, -1)
     for raw in raws:
-        client.hset(f"superfetch:recoveries:{sha1(raw).hexdigest()}", "requeues", times)
-    client.set("superfetch:recovered", 1)
+        client.hset(f"superfetch:history:{sha1(raw).hexdigest()}", "requeues", times)
+    client.set("superfetch:has_history", 1)
     client.rename("nobody's", "celery")
     return raws[0]
 
@@ -59,10 +59,10 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     assert dead["task"] == NEW
     assert (
         dead["reason"]
-        == f"task '{NEW}' is not registered; no other live worker of its queue has other tasks"
+        == f"task '{NEW}' is not registered; no other live worker of its queue has different tasks"
     )
     assert cli("status", "--json").json()["dead_set"]["unannounced"] == 0
-    assert "Put back" in cli("dead", "retry", sent.id, "--to", "new").out
+    assert "Requeued to new" in cli("dead", "retry", sent.id, "--to", "new").out
     # Who has waited for the failure may have been sent it twice, and Celery keeps the second one
     # for whoever waits next in that process.
     anew = make_app().AsyncResult(sent.id)
@@ -80,7 +80,7 @@ def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
     returned(app, client, 39)  # which takes a quarter of an hour
     eventually(lambda: client.hget("superfetch:stats", "requeued"), within=60)
     [dead] = eventually(db.dead, within=60)
-    assert dead["reason"] == f"task '{NEW}' is not registered; it went back to its queue 40 times"
+    assert dead["reason"] == f"task '{NEW}' is not registered; it was requeued 40 times"
     assert client.hget("superfetch:stats", "requeued") == b"1"
 
 
@@ -174,6 +174,28 @@ def test_jobs_that_return_one_by_one_find_the_worker_that_knows_them(
     assert is_much() == bool(without)
 
 
+@pytest.mark.parametrize("without", ["", "starting_workers"], ids=["with", "control"])
+def test_they_wait_for_a_worker_that_is_about_to_consume_their_queue(
+    worker, app, ledger, db, without
+):
+    """A worker registers before it consumes. Here it waits between the two."""
+    env = {"WITHOUT": without}
+    late = {**env, "HAPPENS": "late_consumer"}
+    worker(name="new", app="builder", env=late, ready=False)
+    eventually(lambda: [db.fact(owner, "lists") for owner in db.owners()] == ["{}"])
+    worker(name="old", env=env)
+    app.send_task(NEW, ("a",))
+    if without:
+        [dead] = eventually(db.dead)
+        assert "no other live worker" in dead["reason"]
+    else:
+        eventually(db.parked)
+    ledger.release("consumer")
+    if not without:
+        eventually(lambda: "a" in ledger.finishes(), 40)
+        assert not db.dead()
+
+
 def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client):
     old = worker(name="old", options={"unknown_tasks": "discard"})
     app.send_task(NEW, ("a",))
@@ -193,7 +215,7 @@ def test_a_worker_that_stops_holds_none_of_them(worker, app, db):
     jobs = sorted(f"n{n}" for n in range(6))
     for job in jobs:
         app.send_task(NEW, (job,))
-    old.wait_log("may know it")
+    old.wait_log("may run it")
     old.stop()
     taken = [job for held in db.held().values() for job in held]  # by a read that was under way
     assert sorted(db.waiting("celery") + db.parked() + taken) == jobs

@@ -90,7 +90,7 @@ def test_what_a_pool_process_sends_in_vain_ends_that_process_alone(worker, app, 
     shop.ran("good")
     eventually(lambda: is_quiet(db))
     assert one.alive()
-    assert one.log().count("cannot be unpickled, and is killed") == 3 * len(BAD_REASONS)
+    assert one.log().count("sent a result that cannot be unpickled") == 3 * len(BAD_REASONS)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -118,8 +118,8 @@ def test_a_job_that_cannot_be_settled_runs_again_and_its_slots_are_free(
     dead = {record["task_id"]: record["reason"] for record in db.dead()}
     assert dead.keys() == never.keys()
     kinds = {why.partition(" (")[0] for why in dead.values()}
-    assert kinds == {"it could not be settled: Unprintable", "it raised ValueError"}
-    assert one.log().count("ended, but could not be settled") == 31
+    assert kinds == {"its outcome could not be recorded: Unprintable", "it raised ValueError"}
+    assert one.log().count("ended, but its outcome could not be recorded") == 31
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])

@@ -87,7 +87,7 @@ def test_a_worker_whose_requests_start_by_another_method_ends_before_the_first(
     jobs = sent(app, 20)
     broken = worker(pool=pool, env={"HAPPENS": "another_start"}, ready=False)
     assert broken.wait_exit() != 0
-    assert "Jobs would start without celery_superfetch's gate" in broken.log()
+    assert "has replaced Request.execute_using_pool" in broken.log()
     assert "(by Request.execute_using_pool, in celery.worker.request)" in broken.log()
     assert sorted(db.waiting()) == sorted(jobs)
     innocent(jobs)
@@ -115,7 +115,7 @@ def test_if_it_ends_worker_after_worker_it_is_killed_in_the_end(worker, app, db,
     assert ends == 4, "two without a strike, two strikes"
     [dead] = db.dead()
     assert dead["task"] == "shop.note"
-    assert dead["reason"].startswith("its worker failed over it: KeyError (")
+    assert dead["reason"].startswith("its worker failed to start it: KeyError (")
     assert not client.exists("superfetch:dead:junk")
     worker()  # whoever lives tells its caller
     with pytest.raises(PoisonPill, match="KeyError"):

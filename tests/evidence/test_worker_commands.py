@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.place import MOST_READS
+from celery_superfetch.model.owner_rank import MOST_READS
 from support.servers.commands import OURS, STOCK, commands
 from support.servers.database import Database
 from support.servers.server import Server

@@ -9,17 +9,18 @@ import pytest
 import redis
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from celery_superfetch.migration.to_stock import Drain
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.migration.to_stock import Rollback
 from celery_superfetch.model.job import Claimed, Job, digest
+from celery_superfetch.model.owner_rank import OwnerRank
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.step import Claim
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.reaper.reaper import Reaper
-from celery_superfetch.store.counters import StrikeCounters
+from celery_superfetch.store.owner_registry import OwnerRegistry
 from celery_superfetch.store.private_lists import PrivateLists
 from celery_superfetch.store.redis.call import Call
-from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.strike_counters import StrikeCounters
 from model.scripts_seen import Truth
 from support.driver import Driver
 from support.sends import Sends
@@ -46,7 +47,7 @@ class Stage:
         # What a decision is built on may change between these, and before it is carried out.
         for owner, name in ((PrivateLists, "held"), (StrikeCounters, "counters")):
             monkeypatch.setattr(owner, name, waiting(getattr(owner, name)))
-        end_probation = Drain._end_probation
+        end_probation = Rollback._end_probation
 
         def ended(*args: Any) -> None:
             self._wait()
@@ -54,11 +55,11 @@ class Stage:
             if self.truth is not None:
                 self.truth.drain_probation()
 
-        monkeypatch.setattr(Drain, "_end_probation", ended)
+        monkeypatch.setattr(Rollback, "_end_probation", ended)
         # Of two that were marked, the clock decides whether it was in the same ms.
-        tombstones = Registry.tombstones
+        tombstones = OwnerRegistry.tombstones
         monkeypatch.setattr(
-            Registry, "tombstones", lambda registry: dict(sorted(tombstones(registry).items()))
+            OwnerRegistry, "tombstones", lambda registry: dict(sorted(tombstones(registry).items()))
         )
 
     def _show(self, calls: Sequence[Call], replies: Sequence[Any]) -> None:
@@ -76,15 +77,15 @@ class Stage:
 
 
 class Pass:
-    """A reaper, or an operator's drain, that goes from step to step."""
+    """A reaper, or an operator's rollback, that goes from step to step."""
 
     def __init__(self, bench: Bench, sender: object, limits: Limits) -> None:
         self.reaper: Reaper = bench.reaper(sender=sender, limits=limits)
         self._going: greenlet | None = None
 
-    def begin(self, drains: bool) -> None:
-        """A pass of the reaper; or ``celery superfetch drain --force``."""
-        act = (lambda: Drain(self.reaper).run(force=True)) if drains else self.reaper.reap
+    def begin(self, rolls_back: bool) -> None:
+        """A pass of the reaper; or ``celery superfetch rollback --force``."""
+        act = (lambda: Rollback(self.reaper).run(force=True)) if rolls_back else self.reaper.reap
         self._going = greenlet(act)
         self.go_on(1)
 
@@ -98,7 +99,7 @@ class Pass:
                 report = self._going.switch()
                 if self._going.dead:
                     self._going = None
-                    # Who is heard between a drain's look and its mark is spared, and told of.
+                    # Who is heard between a rollback's look and its mark is spared, and told of.
                     alive = [row["owner"] for row in getattr(report, "alive", ())]
                     spared = [owner for owner in alive if owner not in report.owners]
                     assert report.errors <= len(spared)
@@ -117,6 +118,8 @@ class Pass:
 
 #: Seconds for which a job is parked that cannot run now.
 LATER_S = 3600
+#: All workers serve the same queue lists.
+GROUP = "group"
 
 
 class Worker:
@@ -145,32 +148,46 @@ class Worker:
     def register(self) -> None:
         """Be an owner, a new one if it was one before."""
         image = ProcessImage.current()
-        facts = Facts.mine(f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config)
-        self.facts = facts.with_(lists=dict.fromkeys(self._lists, 0))
-        self.owner = self.facts.owner
+        record = OwnerRecord.of_process(
+            f"{image.host}|{image.pid}|{self._names()}", image, self.bench.config
+        )
+        self.record = record.with_(lists=dict.fromkeys(self._lists, 0), group=GROUP)
+        self.owner = self.record.owner
+        #: By its last heartbeat; out of date, or wrong, until the next.
+        self.rank = OwnerRank()
         self.looks_dead = False
-        assert self.bench.registry.register(self.facts).status == "ok"
+        answer = self.bench.registry.register(self.record)
+        assert answer.status == "ok"
+        self.rank = answer.rank
 
     def look_dead(self) -> None:
         """From here on every judge takes its pid for another process's."""
-        self.bench.client.hset(self.bench.keys.facts(self.owner), "start_time", "0")
+        self.bench.client.hset(self.bench.keys.owner_record(self.owner), "start_time", "0")
         self.looks_dead = True
 
     def die(self) -> None:
         self.look_dead()
         self.alive = False
 
-    def heartbeat(self, **changed: str) -> str:
+    def heartbeat(self, waits: bool = False, **changed: str) -> str:
         before = self.bench.registry.owners().get(self.owner, 0)
         while self.bench.database.server_time() <= before:
             pass  # in the same ms a mark could not tell this heartbeat from the last one
-        return self.bench.registry.heartbeat(self.facts, 0, changed).status
+        answer = self.bench.registry.heartbeat(self.record, 0, changed, waits=waits)
+        self.rank = answer.rank
+        return answer.status
+
+    def blocks_on(self) -> list[str]:
+        """The queue lists that its blocking reads wait on, by its place."""
+        return self.rank.share(self._lists, self.rank.read_count(len(self._lists)))
 
     def claim(self, most: int) -> None:
         free = max(0, self.slots - len(self.waits) - len(self.runs))
         landed, self.landed = self.landed, {}
         claims = self.driver.claim(self.owner, self._lists, most, 1, landed, free, landed)
         self.waits += claims.jobs
+        # What landed before its queue was paused waits there, as what is still on the queue.
+        self.driver.lists.return_landed(self.owner, dict.fromkeys(claims.paused & {*landed}, 0))
 
     def land(self, queue_list: str) -> bytes | None:
         """A blocking read brings a job from a list, which the next claim is going to name."""
@@ -181,10 +198,10 @@ class Worker:
             self.landed[queue_list] = raw
         return raw
 
-    def unland(self) -> None:
+    def return_landed(self) -> None:
         """Give back what landed."""
         self.landed.clear()
-        self.driver.lists.unland(self.owner, dict.fromkeys(self._lists, 0))
+        self.driver.lists.return_landed(self.owner, dict.fromkeys(self._lists, 0))
 
     def deliver(self, reserves: bool = True) -> None:
         """Give what was claimed to its consumer, which reports the start of what it ``reserves``;
@@ -243,7 +260,7 @@ class Worker:
 
     def _was_reaped(self, job: Job) -> bool:
         """Not even a mark in the very ms of its verdict comes while a start permit lasts."""
-        return self.bench.client.hget(self.bench.keys.facts(job.owner), "state") == b"reaped"
+        return self.bench.client.hget(self.bench.keys.owner_record(job.owner), "state") == b"reaped"
 
     def move(self, claimed: Claimed, event: str, where: str, leaves: bool) -> None:
         """Let one thing happen to a job that it holds.
@@ -296,15 +313,15 @@ class Worker:
     def learn(self) -> None:
         """Hear that it was taken for dead, and go on as a new owner."""
         self.driver.learn(self.owner)
-        self.unland()
+        self.return_landed()
         self.register()
 
     def leave(self) -> None:
         """End in order; with a late claim in its lists it is left to the reaper."""
         self.driver.flush()
-        self.unland()
+        self.return_landed()
         self.driver.leave()
         self.waits.clear()
         self.alive = False
-        if self.bench.registry.leave(self.facts, 0) > 0:
+        if self.bench.registry.leave(self.record, 0) > 0:
             self.look_dead()

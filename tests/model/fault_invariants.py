@@ -58,7 +58,7 @@ class Keyspace:
             for owner in owners:
                 pipe.hgetall(keys.private(owner))
             for raw in world.jobs:
-                pipe.hmget(keys.recoveries(digest(raw)), "stops", "strikes")
+                pipe.hmget(keys.history(digest(raw)), "stops", "strikes")
             pipe.smembers(keys.on_probation)
             pipe.hvals(keys.dead_jobs)
             pipe.hget(keys.stats, "lost")

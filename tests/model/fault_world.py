@@ -14,8 +14,8 @@ from typing import Self
 
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, digest, parse
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.signals import LostJob, ownership_lost
@@ -147,8 +147,8 @@ class World:
             return
         image = ProcessImage.current()
         name = f"{image.host}|{image.pid}|{next(self._nonces):04}"
-        facts = Facts.mine(name, image, self.bench.config).with_(lists=self.queues)
-        assert self.bench.registry.register(facts).status == "ok"
+        record = OwnerRecord.of_process(name, image, self.bench.config).with_(lists=self.queues)
+        assert self.bench.registry.register(record).status == "ok"
         self.owners.append(name)
         self.landed.clear()
         self.driver.heartbeat_confirmed(name)
@@ -161,7 +161,7 @@ class World:
         held = [job.payload for job in self.bench.held(self.owner)]
         for queue_list in self.queues:
             held += self.bench.landed(self.owner, queue_list)
-        self.client.hset(self.keys.facts(self.owner), "start_time", "0")
+        self.client.hset(self.keys.owner_record(self.owner), "start_time", "0")
         assert self.bench.reaper().reap().recovered == len(held)
         self.taken.update((self.owner, raw) for raw in held)
         self.strikes.update(held)
@@ -235,14 +235,15 @@ class World:
         self._recover_again()
         for queue_list in sorted(self.driver.suspect_lists):
             for raw in self.bench.on_probation(queue_list)[:1]:
-                self.client.hset(self.keys.recoveries(digest(raw)), "quiesced", 1)
+                self.client.hset(self.keys.history(digest(raw)), "quiesced", 1)
             claimed = self.driver.claim_suspect_alongside(self.owner, queue_list)
             if claimed is not None:
                 self._note_claim(claimed, 0, recorded=True)
                 return
 
     def land(self) -> None:
-        """Let a blocking read bring a job, which the next claim is to name."""
+        """Let a blocking read bring a job, which the next claim is to name: from any list, as a
+        place may be wrong."""
         queue_list = self.random.choice([*self.queues])
         if self.owner not in self.reaped and (
             raw := self.client.lmove(
@@ -370,11 +371,11 @@ class World:
         for job in [*self.without_child]:
             self._recover(job)
 
-    def take_back(self) -> None:
+    def withdraw_start(self) -> None:
         """Let a pool refuse a job that it got too late."""
         if (job := self._pick(self.driver.is_running)) is None:
             return
-        self.driver.take_back(job)
+        self.driver.withdraw_start(job)
         if not self.driver.may_start(job):  # its channel is closed
             return
         self.perhaps_recorded.add(job)

@@ -36,9 +36,9 @@ SCENES = {
     "jobs are parked": "claim park park flush claim park reserve start post recall claim flush",
     "runs end in a park": """claim reserve reserve start start postpone flush finish
         claim reserve start close_first close_second postpone post recall claim flush""",
-    "a start that was too late": """claim reserve start take_back flush start finish
-        claim reserve start close_first close_second take_back flush""",
-    "a start that was too late, and none after it": "claim reserve start take_back flush",
+    "a start that was too late": """claim reserve start withdraw_start flush start finish
+        claim reserve start close_first close_second withdraw_start flush""",
+    "a start that was too late, and none after it": "claim reserve start withdraw_start flush",
     "reaped while jobs run": """claim reserve start start reap register hear
         finish post flush claim start finish flush""",
     "reaped, and heard late": """claim reserve start start reap finish flush register
@@ -73,7 +73,7 @@ SCENES = {
 WALK_STEPS = 40
 WALK_OPS = [
     *["claim"] * 4, *["reserve"] * 4, *["start"] * 5, *["finish"] * 4, *["post"] * 2,
-    "deliver", "revoke", "requeue", "reject", "stop_run", "take_back", "lose_child",
+    "deliver", "revoke", "requeue", "reject", "stop_run", "withdraw_start", "lose_child",
     "close_first", "close_second", "put_on_probation", "claim_suspect", "claim_suspect_alongside",
     "park", "postpone", "recall", "land", "flush", "reconcile", "second_check", "arrive", "reap",
     "register", "hear",

@@ -10,9 +10,10 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.owner_rank import OwnerRank
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.reaper.report import Report
-from model.cast import Pass, Stage, Worker
+from model.cast import GROUP, Pass, Stage, Worker
 from model.choices import (
     INNOCENT,
     JOBS,
@@ -39,6 +40,9 @@ from support.workers.bench import Bench
 
 #: Living workers at a time.
 WORKERS = 3
+#: Heartbeats of each worker after which no row of a dead owner is left: each removes the one before
+#: its own, and `spoil_the_ranks` adds three of a kind.
+HEARTBEATS = 4
 
 
 class Sender:
@@ -109,6 +113,16 @@ class Fleet(RuleBasedStateMachine):
     def retry(self, data: st.DataObject) -> None:
         dead = sorted(self.bench.dead_set.find(), key=lambda job: job.payload)
         assert self.bench.retry(data.draw(st.sampled_from(dead)))
+
+    @rule(queue=st.sampled_from(QUEUES))
+    def pause_or_resume(self, queue: str) -> None:
+        """An operator does; from then on no claim takes a job from there, or may again."""
+        if queue in self.truth.paused:
+            self.truth.paused.discard(queue)
+            assert self.bench.paused.resume(queue) is not None
+        else:
+            self.truth.paused.add(queue)
+            assert self.bench.paused.pause(queue, "a person")[1]
 
     # -- workers
 
@@ -255,8 +269,10 @@ class Fleet(RuleBasedStateMachine):
     @some(anybody)
     @rule(data=st.data(), queue_list=st.sampled_from(QUEUES))
     def land(self, data: st.DataObject, queue_list: str) -> None:
-        """A blocking read of a process that lives brings a job."""
-        worker = self.who(data, anybody)
+        """A blocking read of a process that lives brings a job: one that began under any place."""
+        self._land(self.who(data, anybody), queue_list)
+
+    def _land(self, worker: Worker, queue_list: str) -> None:
         if (raw := worker.land(queue_list)) is not None:
             self.truth.move(queue_list, self.bench.keys.landing(worker.owner, queue_list), raw)
 
@@ -266,11 +282,57 @@ class Fleet(RuleBasedStateMachine):
         self.who(data, in_doubt).reconcile()
 
     @some(anybody)
-    @rule(data=st.data())
-    def heartbeat(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), waits=st.booleans())
+    def heartbeat(self, data: st.DataObject, waits: bool) -> None:
         worker = self.who(data, anybody)
-        if worker.heartbeat() == "reaped":
+        if worker.heartbeat(waits) == "reaped":
             worker.learn()
+
+    @some(anybody)
+    @rule(data=st.data(), how=st.sampled_from(["gone", "another type", "of the dead", "too few"]))
+    def spoil_the_ranks(self, data: st.DataObject, how: str) -> None:
+        """An eviction, or a person, changes the ranks: the places of all workers may be wrong."""
+        client, key = self.bench.client, self.bench.keys.ranks
+        if how == "of the dead" and client.type(key) != b"string":
+            rows = [f"{GROUP}:{kind}:{n:04}" for kind in "aw" for n in (0, 5, 9999)]
+            client.zadd(key, dict.fromkeys(rows, 0))
+        elif how == "too few" and client.type(key) != b"string":
+            client.zrem(key, f"{GROUP}:a:{self.who(data, anybody).owner}")
+        else:
+            client.delete(key)
+            if how == "another type":
+                client.set(key, "text")
+        self.notable[f"ranks: {how}"] += 1
+
+    @precondition(lambda self: self.all_registered_are_heard())
+    @rule()
+    def correct_the_ranks(self) -> None:
+        """As soon as the key is no other type, heartbeats put the places right: no two workers have
+        one rank, no row of another owner is left, and each list is in the share of a worker."""
+        if self.bench.client.type(self.bench.keys.ranks) == b"string":
+            self.bench.client.delete(self.bench.keys.ranks)
+        heard = living(self, looking_alive)
+        for _ in range(HEARTBEATS):
+            for worker in heard:
+                assert worker.heartbeat(waits=True) == "ok"
+        assert {worker.rank for worker in heard} == {
+            OwnerRank(rank, len(heard), len(heard)) for rank in range(len(heard))
+        }
+        assert {name for worker in heard for name in worker.blocks_on()} == set(QUEUES)
+        self.notable["ranks are right again"] += 1
+
+    def all_registered_are_heard(self) -> bool:
+        """Rows behind that of a dead owner are left until a reaper has marked it."""
+        heard = {worker.owner for worker in living(self, looking_alive)}
+        return bool(heard) and heard == self.truth.owners
+
+    @some(anybody)
+    @rule(data=st.data())
+    def land_by_place(self, data: st.DataObject) -> None:
+        """A blocking read brings a job from a list that is this worker's by its place, be that
+        right or not."""
+        worker = self.who(data, anybody)
+        self._land(worker, data.draw(st.sampled_from(worker.blocks_on())))
 
     # -- ends
 
@@ -330,11 +392,11 @@ class Fleet(RuleBasedStateMachine):
 
     # -- reapers
 
-    @rule(which=st.integers(0, 1), drains=st.sampled_from([False] * 7 + [True]))
-    def begin(self, which: int, drains: bool) -> None:
-        """A reaper, or an operator's drain, begins a pass."""
+    @rule(which=st.integers(0, 1), rolls_back=st.sampled_from([False] * 7 + [True]))
+    def begin(self, which: int, rolls_back: bool) -> None:
+        """A reaper, or an operator's rollback, begins a pass."""
         if not self.reapers[which].going:
-            self.reapers[which].begin(drains)
+            self.reapers[which].begin(rolls_back)
 
     @precondition(lambda self: any(reaper.going for reaper in self.reapers))
     @rule(which=st.integers(0, 1), steps=st.integers(1, 6))
@@ -358,8 +420,8 @@ class Fleet(RuleBasedStateMachine):
     def drain_the_living(self, data: st.DataObject) -> None:
         """A reaper that drains without its mark moves nothing."""
         reaper = self.bench.reaper(sender=SENDER, limits=self.limits)
-        facts = data.draw(st.sampled_from(self.registered())).facts
-        reaper.drain(facts, "a mistake", Report())
+        record = data.draw(st.sampled_from(self.registered())).record
+        reaper.drain(record, "a mistake", Report())
 
     def registered(self) -> list[Worker]:
         return living(self, lambda worker: worker.owner in self.truth.owners)

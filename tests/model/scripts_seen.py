@@ -32,8 +32,8 @@ class Truth(Known):
         self.lists[target][payload] += 1
 
     def drain_probation(self) -> None:
-        """An operator's drain ends it for all; they are marked, and go on it again."""
-        self.drained = True
+        """An operator's rollback ends it for all; they are marked, and go on it again."""
+        self.rolled_back = True
         for name in self.on_probation:
             suspects = self.lists[self.keys.probation(name)]
             self.lists[self.keys.queue(name)] += suspects
@@ -88,9 +88,11 @@ class Truth(Known):
     def _heartbeat(self, call: Call, reply: Any) -> None:
         owner = call.args[0]
         assert (reply[0] == b"reaped") == (owner in self.reaped)
-        if reply[0] == b"ok" and len(call.keys) == 7:  # it registers
+        if reply[0] == b"ok" and len(call.keys) == 8:  # it registers
             self.owners.add(owner)
             self.held[owner]
+        if reply[0] == b"ok":
+            assert {name.decode() for name in reply[7]} == self.paused
         if reply[0] == b"ok" and "stopping" in call.args:
             self.stopping.add(owner)
 
@@ -112,17 +114,21 @@ class Truth(Known):
             self.owners.discard(owner)
 
     def _claim(self, call: Call, reply: Any) -> None:
-        owner, number, (*named,) = call.args[0], call.args[8], call.args[9:]
+        owner, number, (*named,) = call.args[0], call.args[8], call.args[10:]
         landed = {at: (size, end) for at, size, end in chunks(named, 3)}
         assert (reply is not None) == (owner in self.owners)
         if reply is None:
             return
-        started, rows, *_ = reply
+        started, rows, _, closed = reply
+        names = [key.removeprefix(self.keys.prefix) for key in call.keys[4:]]
+        assert closed == [at for at, name in enumerate(names, 1) if name in self.paused]
+        self.notable["a claim finds a paused queue"] += bool(closed)
         assert started == min(call.args[7], len(rows) // 3)
         triples = zip(rows[::3], rows[1::3], rows[2::3], strict=True)
         for offset, (at, payload, mark) in enumerate(triples):
-            queue = call.keys[int(at) + 2]
+            queue = call.keys[int(at) + 3]
             name = queue.removeprefix(self.keys.prefix)
+            assert name not in self.paused
             landing = self.keys.landing(owner, name)
             if payload == 1:  # the caller has it from its read
                 [payload] = self._recognised(landing, *landed[at])
@@ -164,7 +170,7 @@ class Truth(Known):
             self.handed_on[payload, name] += 1
             self.publish(call.keys[1].removeprefix(self.keys.prefix), message)
 
-    def _unland(self, call: Call, reply: Any) -> None:
+    def _return_landed(self, call: Call, reply: Any) -> None:
         total = 0
         for landing, queue in zip(call.keys[::2], call.keys[1::2], strict=True):
             total += self.lists[landing].total()
@@ -174,9 +180,13 @@ class Truth(Known):
         self.notable["what landed goes back"] += total
 
     def _probation(self, call: Call, reply: Any) -> None:
-        (_, _, probation, _), (owner, name, *_, id) = call.keys, call.args
+        (_, _, probation, *_), (owner, name, *_, id) = call.keys, call.args
         waiting = self.lists[probation].total()
-        expected = b"unregistered" if owner not in self.owners else b"ok" if waiting else b"none"
+        expected = b"ok" if waiting else b"none"
+        if name in self.paused:
+            expected = b"paused"
+        if owner not in self.owners:
+            expected = b"unregistered"
         assert reply[0] == expected
         if expected in (b"ok", b"none") and waiting <= 1:
             self.on_probation.discard(name)

@@ -39,7 +39,7 @@ class Card:
     #: claimed before there were any, which a late claim had brought back to it.
     left: bool = False
     #: What lets it run beside others although it is suspect: copies that wait elsewhere, an
-    #: operator's drain, and the end of a solitude.
+    #: operator's rollback, and the end of a solitude.
     chances: int = 0
     #: Recoveries that blamed it.
     blamed: int = 0
@@ -89,7 +89,9 @@ class Known:
         self.tokens: dict[bytes, int] = {}
         #: Queue lists that are known to have suspects.
         self.on_probation: set[str] = set()
-        self.drained = False
+        self.rolled_back = False
+        #: Queues that are paused; in this world each has one list.
+        self.paused: set[str] = set()
         self.owners: set[str] = set()
         self.stopping: set[str] = set()
         self.reaped: dict[str, Verdict] = {}
@@ -135,7 +137,7 @@ class Known:
             for owner in self.held:
                 pipe.hgetall(keys.private(owner))
             for payload in self.published:
-                pipe.hgetall(keys.recoveries(digest(payload)))
+                pipe.hgetall(keys.history(digest(payload)))
             pipe.smembers(keys.on_probation)
             pipe.hgetall(keys.dead_jobs)
             pipe.hgetall(keys.dead_caps)
@@ -169,14 +171,14 @@ class Known:
             assert fields == rows | {f"{STEPS}{id}".encode(): text.encode() for id, text in notes}
         suspects = {name for name in queue_lists if found[keys.probation(name)]}
         assert on_probation == self.on_probation >= suspects
-        # An operator's drain leaves the name of a list behind, until the next claim from it.
-        assert self.drained or on_probation == suspects
+        # An operator's rollback leaves the name of a list behind, until the next claim from it.
+        assert self.rolled_back or on_probation == suspects
         for payload, row in counters.items():
             card = self.cards[payload]
             assert bool(row) == card.counted
             assert int(row.get("strikes", 0)) == card.strikes
             assert int(row.get("recoveries", 0)) == card.recoveries
-            assert int(row.get("probation", 0)) == card.probation
+            assert int(row.get("solo_runs", 0)) == card.probation
             assert int(row.get("stops", 0)) == card.stops
             assert int(row.get("deaths", 0)) == card.deaths
             assert int(row.get("alongside", 0)) == card.alongside

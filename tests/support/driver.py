@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import Claimed, Job
-from celery_superfetch.model.permit import clock
+from celery_superfetch.model.start_permit import clock
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight import executor, lost_claims, pending
 from celery_superfetch.owner.in_flight.in_flight import InFlight
@@ -26,13 +26,13 @@ from celery_superfetch.owner.in_flight.settlement import Settlement
 from celery_superfetch.owner.in_flight.suspect_claims import SuspectClaims
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.private_lists import NOTHING, Claims, PrivateLists
+from celery_superfetch.store.private_lists import NO_PAYLOADS, Claims, PrivateLists
 from support.sends import replies_lost
 
 if TYPE_CHECKING:
     import pytest  # a worker that imports this file has none
 
-ACKS_PER_SCRIPT = pending.ACKS
+ACKS_PER_SCRIPT = pending.ACKS_PER_COMMAND
 UNREAD_REPLIES_MAX = pending.UNREAD_REPLIES_MAX
 LOST_JOBS_LOGGED_MAX = LOGGED_IN_A_ROW
 PARK_MIN_S = WORTH_PARKING
@@ -44,7 +44,7 @@ EVENTS = {
     "deliver": Event.DELIVER,
     "reserve": Event.RESERVE,
     "start": Event.START,
-    "take_back": Event.TAKE_BACK,
+    "withdraw_start": Event.WITHDRAW,
     "requeue": Event.REQUEUE,
     "close": Event.CLOSE,
     "finish": Event.ACK,
@@ -61,9 +61,9 @@ class Driver:
         self._settlement = Settlement(in_flight, suspects)
 
     @classmethod
-    def over(cls, database: Database, runner: Executor = executor.CONSUMER) -> Driver:
+    def over(cls, database: Database, jobs_executor: Executor = executor.NO_POOL) -> Driver:
         """Return the jobs in flight of a process without an owner of its own."""
-        in_flight = InFlight(database, runner)
+        in_flight = InFlight(database, jobs_executor)
         return cls(in_flight, SuspectClaims(in_flight))
 
     @classmethod
@@ -120,6 +120,10 @@ class Driver:
         """Return whether a job waits to be started; False for ever once it does not."""
         return self._lease(job).state in HELD
 
+    def is_former(self, job: Job) -> bool:
+        """Return whether a job was claimed under a former name of this process."""
+        return self._in_flight.is_former(self._lease(job))
+
     @property
     def settled_count(self) -> int:
         """How many acks are to be sent, or have no reply yet."""
@@ -133,7 +137,7 @@ class Driver:
     @property
     def detached_count(self) -> int:
         """How many jobs still run although their channel is closed."""
-        return self._in_flight.leases.counts[State.DETACHED]
+        return self._in_flight.detached_count
 
     @property
     def has_delivered(self) -> bool:
@@ -179,9 +183,9 @@ class Driver:
         turn: int = 1,
         landed: Collection[str] = (),
         starts: int = 0,
-        brought: Mapping[str, bytes] = NOTHING,
+        brought: Mapping[str, bytes] = NO_PAYLOADS,
     ) -> Claims:
-        """Send what is pending and claim, in one round trip; as ``PrivateLists.claim``."""
+        """Send what is pending and claim, in one round trip; as ``PrivateLists.claim_call``."""
         return self._in_flight.claim(owner, lists, most, turn, landed, starts, brought).claims
 
     def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
@@ -219,9 +223,9 @@ class Driver:
             self.reserve(job)
         return self._in_flight.start(self._lease(job), record=record)
 
-    def take_back(self, job: Job) -> None:
+    def withdraw_start(self, job: Job) -> None:
         """Note that the pool did not begin with a job: it waits again."""
-        self._in_flight.take_back(self._lease(job))
+        self._in_flight.withdraw_start(self._lease(job))
 
     def stop_run(self, job: Job) -> None:
         """End the run of a job because its process is stopping: its requeue counts as a stop."""
@@ -286,8 +290,12 @@ class Driver:
         """Whether replies are to be read."""
         return self._in_flight.unread
 
+    def rest(self) -> None:
+        """Give the connection back to its pool if it was not used for a moment."""
+        self._in_flight.release_idle_connection()
+
     def release_connection(self) -> None:
-        """Give an idle connection back to its pool."""
+        """Give the connection back to its pool, unless it is in use."""
         self._in_flight.release_connection()
 
     @property
@@ -318,11 +326,11 @@ class Driver:
     @property
     def needs_reconcile(self) -> bool:
         """Whether a reply was lost: the private list may hold jobs that are not in flight here."""
-        return self._in_flight.doubt
+        return self._in_flight.needs_reconcile
 
     @needs_reconcile.setter
     def needs_reconcile(self, needed: bool) -> None:
-        self._in_flight.doubt = needed
+        self._in_flight.needs_reconcile = needed
 
     @property
     def is_reconcile_due(self) -> bool:
@@ -336,11 +344,11 @@ class Driver:
     @property
     def awaits_second_check(self) -> bool:
         """Whether a reconcile is to be followed by a second check."""
-        return self._in_flight.lost_claims._second_look != math.inf
+        return self._in_flight.lost_claims._second_check_at != math.inf
 
     def make_second_check_due(self) -> None:
         """Let the next reconcile be the second check."""
-        self._in_flight.lost_claims._second_look = 0.0
+        self._in_flight.lost_claims._second_check_at = 0.0
 
     @staticmethod
     def second_check_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -353,7 +361,7 @@ class Driver:
 
     def heartbeat_confirmed(self, owner: str, ago_s: float = 0.0) -> None:
         """Give an owner the start permit that a heartbeat some seconds ago would have given it."""
-        self._in_flight.permit.heard(owner, monotonic() - ago_s)
+        self._in_flight.permit.renew(owner, monotonic() - ago_s)
 
     def learn(self, owner: str) -> None:
         """Learn that an owner was declared dead: announce the running jobs, requeue the others."""
@@ -380,7 +388,7 @@ class Driver:
 
     def server_time_is(self, now_ms: float, due_ms: float | None = None) -> None:
         """Note what the server's clock shows, and when the next parked job is due."""
-        self._in_flight.pending.parking.heard(int(now_ms), due_ms, clock())
+        self._in_flight.pending.parking.note_answer(int(now_ms), due_ms, clock())
 
     def recall(self, task_ids: Collection[str]) -> int:
         """Make parked jobs due now; return how many there were."""
@@ -406,6 +414,6 @@ class Driver:
         """Dead-letter a job that Celery cannot receive or run; return the dead job."""
         return self._settlement.kill(self._lease(job), reason, sender)
 
-    def quarantine(self, job: Job) -> DeadJob | None:
+    def kill_unparseable(self, job: Job) -> DeadJob | None:
         """Dead-letter a payload that is no message; return the dead job."""
-        return self._settlement.quarantine(self._lease(job))
+        return self._settlement.kill_unparseable(self._lease(job))

@@ -66,7 +66,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "acks and starts that had no reply are forgotten",
-        PendingLeases, "_on_settle_lost", "self._unanswered += [*acks, *notes]", "pass",
+        PendingLeases, "_on_no_reply_to_settle", "self._unanswered += [*acks, *notes]", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = [
     ),
     Mutant(
         "an ack that is sent again is announced as lost",
-        PendingLeases, "_on_settle_lost", "lease.ack_was_sent = True", "pass",
+        PendingLeases, "_on_no_reply_to_settle", "lease.ack_had_no_reply = True", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "only an Exception leaves a doubt",
-        PendingLeases, "_exchange", "except BaseException:", "except Exception:",
+        PendingLeases, "flush", "except BaseException:", "except Exception:",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lost reply leaves no doubt",
-        PendingLeases, "_exchange", "self.needs_reconcile = True", "pass",
+        PendingLeases, "flush", "self.needs_reconcile = True", "pass",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -142,7 +142,7 @@ MUTANTS = [
     ),
     Mutant(
         "a job that could not be started stays recorded as running",
-        InFlight, "take_back", "if lease.may_start:", "if False:",
+        InFlight, "withdraw_start", "if lease.may_start:", "if False:",
         ("a start that was too late, and none after it",),
     ),
     Mutant(
@@ -152,7 +152,7 @@ MUTANTS = [
     ),
     Mutant(
         "jobs start although a reply was lost",
-        InFlight, "start", "or self.doubt", "",
+        InFlight, "start", "or self.needs_reconcile", "",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -167,12 +167,12 @@ MUTANTS = [
     ),
     Mutant(
         "a requeue that had no reply is taken for a loss",
-        PendingLeases, "_on_move_lost", "lease.move_was_sent = True", "pass",
+        PendingLeases, "_on_no_reply_to_move", "lease.move_had_no_reply = True", "pass",
         ("jobs are requeued",),
     ),
     Mutant(
         "a requeue or a park that had no reply is forgotten",
-        PendingLeases, "_on_move_lost", "self._unanswered += some", "pass",
+        PendingLeases, "_on_no_reply_to_move", "self._unanswered += some", "pass",
         ("jobs are requeued", "jobs are parked"),
     ),
     Mutant(

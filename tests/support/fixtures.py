@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.signals import LostJob, ownership_lost
 from support.process import Process
 from support.servers.cluster import Cluster, cluster
@@ -45,8 +45,8 @@ def bench(make_bench: Callable[..., Bench]) -> Bench:
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
-    """This process as a registered owner of the queue `mail`: its facts alone."""
+def owner(bench: Bench) -> OwnerRecord:
+    """This process as a registered owner of the queue `mail`: its record alone."""
     return bench.owner()
 
 

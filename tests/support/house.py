@@ -44,8 +44,6 @@ CONSOLE = ("console", "operate", "web", "probe", "cli.jobs", "cli.jobs_tables", 
 #: It stands for all rooms, and so may name them for type checkers.
 SURFACE = "__init__"
 
-#: Names that stand for a thing, and do not say which.
-PRONOUNS = {"found", "told", "known", "one", "what", "more"}
 #: Lines beyond which a file is long.
 LONG = 300
 
@@ -95,23 +93,6 @@ def nouns(paths: Iterable[Path]) -> set[str]:
     trees = (ast.walk(ast.parse(path.read_text())) for path in paths)
     classes = {node.name for tree in trees for node in tree if isinstance(node, ast.ClassDef)}
     return {name.replace("_", "").lower() for name in classes | {path.stem for path in paths}}
-
-
-def values(tree: ast.AST) -> Iterator[str]:
-    """The names of values, each time that one is bound: parameters, and what is assigned to."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
-            yield node.id if isinstance(node, ast.Name) else node.attr
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-
-
-def pronouns(paths: Iterable[Path]) -> float:
-    """How many of a hundred names of values do not say what the thing is."""
-    names = [name.strip("_") for path in paths for name in values(ast.parse(path.read_text()))]
-    return 100 * sum(name in PRONOUNS for name in names) / len(names)
 
 
 def room_of(module: str) -> str:
@@ -168,7 +149,6 @@ def figures(checkout: Path) -> dict[str, object]:
         "lines of the core": sum(size for m, size in sizes.items() if not is_console(m)),
         "lines of the console": sum(size for m, size in sizes.items() if is_console(m)),
         "nouns of the core": len(nouns(path for m, path in known.items() if not is_console(m))),
-        "% of names: pronouns": round(pronouns(known.values()), 2),
         "lines of Lua": sum(map(lines, root.rglob("*.lua"))),
         "lines of tests": sum(map(lines, (checkout / "tests").rglob("*.py"))),
         **{f"circle {n}": names for n, names in enumerate(sorted(map(_listed, circles)), 1)},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from celery_superfetch.model.permit import clock
+from celery_superfetch.model.start_permit import clock
 from celery_superfetch.owner.in_flight.in_flight import InFlight
 from celery_superfetch.owner.in_flight.lease import Event, Lease
 from celery_superfetch.owner.in_flight.lost_claims import LostClaims
@@ -77,12 +77,12 @@ def reconcile_nothing() -> None:
 
 def send_acks_once() -> None:
     """Do not send acks again whose replies were lost."""
-    on_settle_lost = PendingLeases._on_settle_lost
+    on_no_reply_to_settle = PendingLeases._on_no_reply_to_settle
 
     def forget(self: PendingLeases, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
-        on_settle_lost(self, [], notes)
+        on_no_reply_to_settle(self, [], notes)
 
-    PendingLeases._on_settle_lost = forget
+    PendingLeases._on_no_reply_to_settle = forget
 
 
 def examine_no_missing_jobs() -> None:
@@ -101,7 +101,7 @@ def forget_starts() -> None:
 
     def begin_and_forget(self: InFlight, lease: Lease, *, record: bool = True) -> float:
         deadline = begin(self, lease, record=record)
-        self.leases.apply(lease, Event.TAKE_BACK)
+        self.leases.apply(lease, Event.WITHDRAW)
         return deadline
 
     InFlight.start = begin_and_forget
@@ -109,7 +109,7 @@ def forget_starts() -> None:
 
 def count_no_stops() -> None:
     """Requeue a run that a stop cut short like a job that only waited."""
-    InFlight.cut_short = InFlight.take_back
+    InFlight.cut_short = InFlight.withdraw_start
 
 
 def claim_no_suspects_alongside() -> None:

@@ -107,8 +107,15 @@ def kubernetes_commands() -> list[Command]:
         found.append(Command(f"kubernetes {name}", [*one["command"], *one["args"]]))
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             if words := one.get(probe, {}).get("exec", {}).get("command"):
-                found.append(Command(f"kubernetes {name} {probe}", words))
+                found.append(Command(f"kubernetes {name} {probe}", unwrapped(words)))
     return found
+
+
+def unwrapped(words: list[str]) -> list[str]:
+    """The program's own words, of `sh -c "! PROGRAM ... | grep ..."` too."""
+    if words[:2] != ["sh", "-c"]:
+        return words
+    return shlex.split(words[2].removeprefix("! ").partition(" | ")[0])
 
 
 # -- systemd

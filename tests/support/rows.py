@@ -1,4 +1,4 @@
-"""The rows of docs/guide/deploys.md, and the mark that says which test checks which."""
+"""The rows of docs/run/deploying.md, and the mark that says which test checks which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "guide" / "deploys.md"
+PAGE = ROOT / "docs" / "run" / "deploying.md"
 TESTS = ROOT / "tests"
 
 Test = TypeVar("Test", bound=Callable[..., object])
@@ -23,14 +23,17 @@ def row(*names: str) -> Callable[[Test], Test]:
     return mark
 
 
-def documented() -> list[str]:
-    """The first column of the page's tables of ways ("how"), without its markup."""
-    names: list[str] = []
-    for table in re.findall(
-        r"^\| how \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE
+def documented() -> list[tuple[str, str]]:
+    """First column of the page's tables of ways ("how") and settings, without its markup, and the
+    pools of the row: empty in a table without that column."""
+    rows: list[tuple[str, str]] = []
+    for second, table in re.findall(
+        r"^\| (?:how|setting) \| (\w+).*\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE
     ):
-        names += [line.split("|")[1].replace("`", "").strip() for line in table.splitlines()]
-    return names
+        for line in table.splitlines():
+            name, pools = (cell.replace("`", "").strip() for cell in line.split("|")[1:3])
+            rows.append((name, pools if second == "pool" else ""))
+    return rows
 
 
 def checked() -> list[str]:

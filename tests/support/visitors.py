@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
 
+from celery_superfetch.console.web import create_app
 from support.process import Process
 from support.servers.server import free_port
 from support.waiting import eventually
@@ -21,7 +25,12 @@ TOKEN = "correct-horse-battery"
 #: All that a form may ask for: where it is posted, and what stands in `do`.
 CHANGES = (
     *(("jobs", do) for do in ("terminate", "terminate now", "revoke", "revoke now")),
+    *(("jobs", do) for do in ("terminate all", "terminate all now", "revoke all now")),
+    *(("queues?name=mail", do) for do in ("revoke", "revoke all", "revoke all now")),
+    ("audit/x", "continue"),
+    *(("workers", do) for do in ("stop", "stop now")),
     *(("dead", do) for do in ("retry", "retry all", "retry all now", "delete", "delete for good")),
+    *(("dead", do) for do in ("delete all", "delete all now")),
 )
 
 
@@ -39,6 +48,21 @@ HOSTS = {
     "[": 421,
     "": 421,
 }
+
+
+@contextmanager
+def serving(app: Any, read_only: bool = False, **options: Any) -> Iterator[str]:
+    """Serve the page of an app from a thread; yields its URL."""
+    port = free_port()
+    page = create_app(app, read_only=read_only, **options)
+    config = uvicorn.Config(page, port=port, log_level="warning", lifespan="off")
+    served = uvicorn.Server(config)
+    thread = threading.Thread(target=served.run, daemon=True)
+    thread.start()
+    eventually(lambda: served.started)
+    yield f"http://127.0.0.1:{port}/"
+    served.should_exit = True
+    thread.join(10)
 
 
 class Page(Process):

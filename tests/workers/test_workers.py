@@ -30,7 +30,9 @@ def test_a_job_that_kills_its_pool_child_runs_three_times_and_no_more(worker, sh
     worker(concurrency=1)
     pill = shop.kill_child.delay("pill")
     shop.note.delay("bystander")
-    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*pool process lost"):
+    with pytest.raises(
+        PoisonPill, match=rf"moved to the dead set after {STRIKES} strikes.*pool process lost"
+    ):
         pill.get(timeout=30)
     eventually(lambda: ledger.finishes().get("bystander"))
     assert ledger.runs()["pill"] == STRIKES
@@ -50,7 +52,7 @@ def test_a_job_that_kills_its_worker_runs_three_times_and_no_more(worker, shop, 
     assert not db.dead(), "nobody was left to judge the last death"
     worker(pool="solo", concurrency=1)
     gone = "its process is (gone|a zombie)"  # nobody may have waited for it yet
-    with pytest.raises(PoisonPill, match=rf"killed after {STRIKES} strikes.*{gone}"):
+    with pytest.raises(PoisonPill, match=rf"moved to the dead set after {STRIKES} strikes.*{gone}"):
         pill.get(timeout=30)
     shop.ran("next")
     assert ledger.runs()["pill"] == STRIKES
@@ -117,7 +119,7 @@ def test_a_dead_host_is_recovered_by_another(worker, shop, ledger, db):
     ledger.release()
     eventually(lambda: set(ledger.finishes()) == {"running", "reserved"})
     assert ledger.runs() == {"running": 2, "reserved": 1}
-    assert db.fact(owner, "reason") == "its connections are gone and it missed two heartbeats"
+    assert db.fact(owner, "reason") == "its connections are closed and it missed two heartbeats"
     assert {line["host"] for line in ledger.lines("finished")} == {"there"}
 
 

@@ -1,4 +1,4 @@
-"""``celery superfetch doctor`` and ``check``: whether the app and its server are well."""
+"""``celery superfetch doctor`` and ``check``: examine the app and its server; they only read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from ...cli.session import Session, in_session, know_tasks
 from ...cli.tables import STYLES
 from ..doctor import diagnose
 from ..probe import main
+from ..status import print_links
 
 
 @click.command(name="doctor", cls=CeleryCommand)
@@ -25,11 +26,12 @@ def doctor(session: Session) -> None:
                 f"{finding.level.capitalize()} [{finding.code}]: {finding.text}.",
                 STYLES[finding.level],
             )
-            line(f"  Fix: {finding.fix or 'nothing is to be done'}.")
+            line(f"  Fix: {finding.fix or 'no action needed'}.")
+            print_links(session.tables, finding)
         if not findings:
-            line("Nothing is wrong with the app or the server.")
+            line("No problem was found in the app or the server.")
 
-    session.say({"findings": [finding._asdict() for finding in findings]}, say)
+    session.say({"findings": [finding.as_dict() for finding in findings]}, say)
     if any(finding.level != "note" for finding in findings):
         raise click.exceptions.Exit(1)
 
@@ -43,5 +45,5 @@ def doctor(session: Session) -> None:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def check(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Say in one line, and by the exit code, whether all is well."""
+    """Print one line, and set the exit code: whether all is well."""
     ctx.exit(main(words, ctx.obj.app))

@@ -1,4 +1,4 @@
-"""Web: a page of what there is to see, which puts dead jobs back, or deletes them, where it may.
+"""Web: a page that shows the overview, and retries or deletes dead jobs where it may.
 
 Only its command and users import it. It keeps nothing, and never shows a payload as it is.
 """

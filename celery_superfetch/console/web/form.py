@@ -1,4 +1,4 @@
-"""Reads and parses forms, within bounds on their size."""
+"""Reads and parses forms, within bounds on their size. ``page`` calls it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ FORM_MAX_BYTES, SMALL_FORM_MAX_BYTES = 1_000_000, 4_096
 #: An id takes 40 bytes and more.
 FORM_MAX_FIELDS = 25_000
 
-TOO_MUCH = "This is too much for one form."
+NOTHING_TO_DO = "This form says nothing that can be done."
+
+TOO_MUCH = "This form is too large. Select fewer jobs."
 
 Form = dict[str, list[str]]
 
@@ -27,7 +29,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
             if len(body) > max_bytes:
                 raise HTTPException(413, TOO_MUCH)
     except ClientDisconnect as exc:  # as an error of the page, it would log a traceback each time
-        raise HTTPException(400, "The client left before its form was whole.") from exc
+        raise HTTPException(400, "The client disconnected before its form was complete.") from exc
     return bytes(body)
 
 

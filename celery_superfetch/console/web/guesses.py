@@ -1,4 +1,7 @@
-"""The price of a wrong token: a delay, for the client that sent it and for no other."""
+"""The price of a wrong token: a delay, for the client that sent it and for no other.
+
+``page`` calls it, in the event loop. It is in this process's memory alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ DELAYED_MOST = 20
 
 
 class Guesses:
-    """Delays the answers to wrong tokens, so that trying many takes long."""
+    """The delays of answers to wrong tokens, so that trying many takes long."""
 
     def __init__(self) -> None:
         self._delayed_count = 0
@@ -33,8 +36,8 @@ class Guesses:
             headers = {"retry-after": "1"}
             raise HTTPException(429, "Too many wrong tokens: try again in a second.", headers)
         logger.warning(
-            "Wrong token for the page (address=%s): refused. If this repeats, it may be guessed: "
-            "keep the page from that address.",
+            "Wrong token for the page (address=%s): refused. If this repeats, the token may be "
+            "under attack: block that address.",
             client_address(request),
         )
         self._delayed_count += 1

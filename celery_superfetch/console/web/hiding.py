@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery
 
-from .secret_names import HIDE, NAMED, NAMING, Hide, HideFailed, is_named_by
+from .secret_names import HIDE, NAME_BEFORE_VALUE, NAMING_KEYS, Hide, HideFailed, is_named_by
 from .secret_urls import mask_urls, without_urls
 
 __all__ = ["HIDE", "Hiding", "parameters_of"]
@@ -24,31 +24,31 @@ __all__ = ["HIDE", "Hiding", "parameters_of"]
 MASK = ast.Name("***")
 
 #: Arguments of a ``*args`` that are hidden by its name.
-VARIADIC = 100
+VARIADIC_MAX = 100
 
 #: A text among others that may be the name of the next one: a URL or a sentence is none.
-NAME = re.compile(r"(?!\w+://)[\w.:/$\[\]=-]{1,80}")
+NAME_IN_TEXT = re.compile(r"(?!\w+://)[\w.:/$\[\]=-]{1,80}")
 
 #: Characters from which on a hidden value is looked for in a reason; shorter ones are in any text.
 VALUE_MIN_CHARS = 3
 
 #: Nodes of what ``repr`` writes. Others, as a comparison, are shown only if they name nothing.
-PLAIN = (
+PLAIN_NODES = (
     *(ast.Expression, ast.Constant, ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Call, ast.keyword),
     *(ast.Name, ast.Attribute, ast.UnaryOp, ast.unaryop, ast.expr_context),
 )
 
 #: The name under which ``ast`` reads texts. It warns of odd ones, on the terminal of the page's
 #: process; the texts are a producer's, so it is not to.
-FILE = "<arguments of a job>"
-warnings.filterwarnings("ignore", module=re.escape(FILE))
+PARSED_FILE = "<arguments of a job>"
+warnings.filterwarnings("ignore", module=re.escape(PARSED_FILE))
 
-#: What ``ast`` can do to its caller over a text that is no expression, or a very deep one.
+#: Errors of ``ast`` for a text that is no expression, or a very deep one.
 NO_EXPRESSION = SyntaxError, ValueError, RecursionError, MemoryError
 
 
 class Hiding:
-    """Masks the arguments of jobs, and the texts that may quote them.
+    """The masking of jobs' arguments, and of the texts that may quote them.
 
     Arguments:
         hide: names, or a callable that is asked for each name and returns True for a secret.
@@ -92,7 +92,7 @@ class Hiding:
         for value in sorted(set(values), key=len, reverse=True):
             text = re.sub(rf"(?<![^\W_]){re.escape(value)}(?![^\W_])", "***", text)
         text = mask_urls(text)
-        named = next(filter(self._names_secret, NAMED.finditer(text)), None)
+        named = next(filter(self._names_secret, NAME_BEFORE_VALUE.finditer(text)), None)
         return text if named is None else f"{text[: named.end()]}***"
 
     def _hide(self, text: str, parameters: Sequence[str] | None, hidden: list[str]) -> str:
@@ -121,7 +121,7 @@ class Hiding:
 
     def _tells(self, text: str) -> bool:
         """Return whether a text has a secret inside: JSON, XML, a header, a form."""
-        return any(map(self._names_secret, NAMED.finditer(text)))
+        return any(map(self._names_secret, NAME_BEFORE_VALUE.finditer(text)))
 
     def _names_secret(self, match: re.Match[str]) -> bool:
         return self._is_secret(
@@ -130,7 +130,7 @@ class Hiding:
 
 
 class _Masking(ast.NodeTransformer):
-    """Replaces what goes by the name of a secret in the syntax tree of one text."""
+    """The replacement of values with the name of a secret in the syntax tree of one text."""
 
     def __init__(self, is_secret: Callable[[str], bool], tells: Callable[[str], bool]) -> None:
         self._is_secret, self._tells = is_secret, tells
@@ -144,7 +144,7 @@ class _Masking(ast.NodeTransformer):
         return MASK
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, PLAIN):
+        if isinstance(node, PLAIN_NODES):
             return super().visit(node)
         # Nothing that ``repr`` writes. Where its parts belong is unknown, so it is all or nothing.
         parts = re.findall(r"[\w.-]+", ast.unparse(node))
@@ -166,15 +166,15 @@ class _Masking(ast.NodeTransformer):
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Mask what the ``repr`` of many objects looks like: a class with its fields."""
+        """Mask a call, as which ``repr`` writes many objects: a class with its fields."""
         if self._is_secret(ast.unparse(node.func)):
             return self.mask(node)
         named = any(
-            keyword.arg in NAMING and self._is_secret(_name(keyword.value))
+            keyword.arg in NAMING_KEYS and self._is_secret(_name(keyword.value))
             for keyword in node.keywords
         )
         for keyword in node.keywords:
-            is_value = named and keyword.arg not in NAMING
+            is_value = named and keyword.arg not in NAMING_KEYS
             if is_value or (keyword.arg is not None and self._is_secret(keyword.arg)):
                 keyword.value = self.mask(keyword.value)
             else:
@@ -201,7 +201,7 @@ class _Masking(ast.NodeTransformer):
         for element in elements:
             shown.append(self.mask(element) if after_name else self.visit(element))
             name = _name(element)
-            after_name = bool(NAME.fullmatch(name)) and self._is_secret(name)
+            after_name = bool(NAME_IN_TEXT.fullmatch(name)) and self._is_secret(name)
         return shown
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -235,11 +235,11 @@ class _Masking(ast.NodeTransformer):
 
 def _parsed(text: str) -> ast.Expression:
     """Return the syntax tree of a text; raises NO_EXPRESSION."""
-    return ast.parse(text, FILE, mode="eval")
+    return ast.parse(text, PARSED_FILE, mode="eval")
 
 
 def _name(node: ast.AST) -> str:
-    """Return what a node says if it is a name: a text, or a word as in ``<Key.PASSWORD>``."""
+    """Return the name that a node is: a text, or a word as in ``<Key.PASSWORD>``; empty: none."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else _text(node)
@@ -252,7 +252,7 @@ def _names(key: ast.AST | None) -> list[str]:
 
 
 def _is_naming(key: ast.AST | None) -> bool:
-    return _text(key).casefold() in NAMING
+    return _text(key).casefold() in NAMING_KEYS
 
 
 def _text(node: ast.AST | None) -> str:
@@ -295,7 +295,7 @@ def _all_hidden(text: object) -> str:
 
 
 def parameters_of(app: Celery, task: str | None) -> list[str] | None:
-    """Names of a task's positional parameters; None where the app does not know it."""
+    """Return the names of a task's positional parameters; None where the app does not know it."""
     run: Any = getattr(app.tasks.get(task), "run", None)
     try:
         parameters = inspect.signature(run).parameters.values()
@@ -304,7 +304,7 @@ def parameters_of(app: Celery, task: str | None) -> list[str] | None:
     names: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [parameter.name] * VARIADIC
+            names += [parameter.name] * VARIADIC_MAX
         elif parameter.kind is not parameter.VAR_KEYWORD:
             names.append(parameter.name)
     return names

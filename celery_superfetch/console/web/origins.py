@@ -1,4 +1,7 @@
-"""The origin of a request, and the root and the cookies of the page for it."""
+"""The origin of a request, and the root and the cookies of the page for it.
+
+``page``, ``access`` and ``guesses`` call it. Pure functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of secrets: which names of arguments, keys and fields the page hides the values of."""
+"""Names of secrets: the page hides the values of arguments, keys and fields with these names.
+
+``hiding`` asks it for each name. A pure rule; the answers are cached in memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from functools import lru_cache
 #: Names to hide, or a callable that is asked for each name and returns True for a secret.
 Hide = Iterable[str] | Callable[[str], bool]
 
-#: Words in the names of what is hidden.
+#: Words in the names of secrets.
 HIDE: tuple[str, ...] = (
     *("password", "passwd", "passphrase", "pass", "pwd", "secret", "credential", "creds"),
     *("auth", "authorization", "bearer", "token", "jwt", "otp", "cookie", "session", "csrf"),
@@ -20,23 +23,23 @@ HIDE: tuple[str, ...] = (
 #: Letters up to which a word has to be within one part of a name: ``class_name`` is no ``ssn``.
 SHORT_LETTERS = 4
 
-#: Answers that are kept: a page has the same names again and again, and its words do not change.
+#: Answers that are cached: a page has the same names again and again.
 NAMES_CACHED = 1024
 
 #: Parts of names that contain a short word, and are no secrets.
-INNOCENT = re.compile(
+NO_SECRETS = re.compile(
     r"authors?|authored|authority|authorities|passengers?|passages?|passive|passed|passes|passing"
     r"|compass|bypass|classnames?|footprints?|discard(?:s|ed)?|wildcards?|cardinal(?:s|ity)?"
 )
 
-#: Keys under which a mapping, an object or a text says what its value is called.
-NAMING = frozenset({"name", "key", "field", "header", "label", "k"})
+#: Keys under which a mapping, an object or a text has the name of its value.
+NAMING_KEYS = frozenset({"name", "key", "field", "header", "label", "k"})
 
-#: Where a text says a name and then its value: JSON, a header, a form, XML; a name by itself that
-#: stands under one of ``NAMING``; an option of a command; or a scheme of HTTP. Without the first
-#: condition a long text would be searched from each of its characters.
-NAMED = re.compile(
-    rf"(?<![\w.-])(?:(?:{'|'.join(sorted(NAMING))})[\"']?\s*[:=]\s*[\"']?(?P<value>[\w.-]+)(?![\w.:=-])"
+#: A name before its value in a text: in JSON, a header, a form, XML; a name by itself under one of
+#: ``NAMING_KEYS``; an option of a command; or a scheme of HTTP. Without the first condition a long
+#: text would be searched from each of its characters.
+NAME_BEFORE_VALUE = re.compile(
+    rf"(?<![\w.-])(?:(?:{'|'.join(sorted(NAMING_KEYS))})[\"']?\s*[:=]\s*[\"']?(?P<value>[\w.-]+)(?![\w.:=-])"
     r"|(?P<name>[\w.-]+)[\\\"'\])]*\s*(?:[:=>]|%3d)|(?P<scheme>bearer)\s+(?=\S)"
     r"|--(?P<option>[\w-]+)\s+(?=\S))",
     re.IGNORECASE,
@@ -64,7 +67,7 @@ def is_named_by(hide: Hide) -> Callable[[str], bool]:
         letters = _letters(name)
         if letters in words or any(word in letters for word in long):
             return True
-        parts = [part for part in _parts(name) if not INNOCENT.fullmatch(part)]
+        parts = [part for part in _parts(name) if not NO_SECRETS.fullmatch(part)]
         return any(word in part for word in short for part in parts)
 
     return is_secret

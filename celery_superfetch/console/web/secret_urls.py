@@ -1,4 +1,7 @@
-"""URLs within a text: the page hides who they log in as, and the values of their queries."""
+"""URLs within a text: masks their users and passwords, and the values of their queries.
+
+``hiding`` calls it. Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +30,18 @@ def without_urls(text: str) -> str:
 
 
 def _masked(match: re.Match[str]) -> str:
-    rest = match["rest"]
-    path = re.split(r"[?#]", rest, maxsplit=1)[0]
+    address = match["rest"]
+    path = re.split(r"[?#]", address, maxsplit=1)[0]
     authority = path.partition("/")[0]
     if "@" in authority:
         login = path.rpartition("@")[0]
     elif HOST.fullmatch(authority):
         login = ""
     else:  # its password is not percent-encoded, and has a slash or a question mark
-        login = rest.rpartition("@")[0]
+        login = address.rpartition("@")[0]
     if login or authority.startswith("@"):
-        rest = f"***{rest[len(login) :]}"
-    before, anchor, fragment = rest.partition("#")
+        address = f"***{address[len(login) :]}"
+    before, anchor, fragment = address.partition("#")
     address, mark, query = before.partition("?")
     address = OF_PATH.sub(r"\g<name>***", address)
     query = PARAMETER.sub(lambda found: _value_masked(found, "***"), query)

@@ -1,4 +1,8 @@
-"""The HTTP server of ``superfetch web``: uvicorn, with bounds on connections."""
+"""The HTTP server of ``superfetch web``: uvicorn, with bounds on connections.
+
+`superfetch web` (``console/commands/serving.py``) calls ``serve``. If the process dies, its
+connections close.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any, ClassVar
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..listener import BUSY, OpenConnections
+from ..listener import BUSY_ANSWER, OpenConnections
 
 #: Connections at a time: a browser has six at most.
 PAGE_MAX_CONNECTIONS = 128
@@ -35,7 +39,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         excess = self.open.add(self)
         if excess is self:
-            self.transport.write(BUSY)
+            self.transport.write(BUSY_ANSWER)
             self.transport.close()
         elif excess is not None:
             excess.transport.abort()
@@ -61,7 +65,7 @@ class BoundedProtocol(H11Protocol):
         self._note_who_acts()
 
     def _note_who_acts(self) -> None:
-        """Note whether the page has to act, which has a whole request to answer, or the client."""
+        """Record whether the page has to act, since it has a whole request, or the client."""
         cycle = self.cycle
         has_request = cycle is not None and not cycle.more_body and not cycle.response_complete
         if has_request and not self.flow.write_paused:
@@ -89,7 +93,7 @@ class PageServer(uvicorn.Server):
         super().__init__(config)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second."""
+        """End connections that have waited for too long; uvicorn calls this ten times a second."""
         for connection in self.open.overdue():
             connection.transport.abort()
         return await super().on_tick(counter)

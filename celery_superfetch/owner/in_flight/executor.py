@@ -1,13 +1,13 @@
 """The interface to the code that runs the jobs of a process: ``Executor``.
 
 A Celery worker's executor is its ``Gate`` (``worker/gate.py``), in front of the pool. A consumer
-without a pool (plain kombu) has ``CONSUMER``, whose answers are the defaults of the class. The
-owner's heartbeat thread calls ``pids`` and ``turns``. The transport (``fetch/``, the poller) and
-the worker's other modules call the rest, in the thread of the consumer's loop unless a method says
-otherwise.
+without a pool (plain kombu) has ``NO_POOL``, whose answers are the defaults of the class. The
+owner's heartbeat thread calls ``pids`` and ``tick_count``. The transport (``fetch/``, the poller)
+and the worker's other modules call the rest, in the thread of the consumer's loop unless a method
+says otherwise.
 
-An executor is in memory alone. If the process dies, its jobs are in the owner's private list, and
-the reaper recovers them.
+An executor is in memory alone. If the process dies, its jobs are in the owner's *private list* (the
+jobs that it has claimed, in Redis), and the *reaper* of a peer recovers them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ class Executor:
     """The executor of the jobs of one process. The defaults are those of a consumer without a pool:
     it runs a job whenever it likes after the delivery, and does not report when.
 
-    ``Gate`` sets the attributes when it is made, those but two that change: ``ends_jobs`` and
-    ``failure``.
+    ``Gate`` sets the attributes when it is made, except the two that change later: ``ends_jobs``
+    and ``failure``.
     """
 
     #: Celery's ``WorkController``; None: the process is no Celery worker.
     worker: Any = None
     #: Celery's name of the worker (``celery@host``), for owner records and job histories.
     node: str = ""
+    #: The kind of the worker's pool, as Celery's option ``--pool`` names it; for owner records.
+    pool_name: str = ""
     #: A digest of the names of the worker's tasks. Two workers with the same one have the same
     #: tasks, so neither can run a job whose task the other does not know.
     tasks: str = ""
@@ -46,12 +48,18 @@ class Executor:
     #: The worker's ``RunCounts``, which the maintenance thread adds to the counts on the server.
     #: None: runs are not counted.
     run_counts: Any = None
-    #: A cold shutdown of a prefork worker has begun: its running jobs are ended, and requeued.
-    #: ``worker/stopping.py`` sets it.
+    #: A cold shutdown of a prefork worker has begun: the processes of its running jobs are killed,
+    #: and the jobs requeued. ``worker/stopping.py`` sets it.
     ends_jobs: bool = False
-    #: The error by which the worker is to end; ``on_turn`` raises it. The gate sets it, and
-    #: ``worker/unreceivable.py``, where an error would not reach the loop by itself.
+    #: The error by which the worker is to end; ``on_tick`` raises it in the event loop. The gate
+    #: and ``worker/unreadable_jobs.py`` set it where an error would not reach the loop by itself.
     failure: BaseException | None = None
+
+    @property
+    def slots(self) -> int:
+        """The number of jobs that can run at once; 0: there is no pool. The heartbeat thread reads
+        it, for the owner record."""
+        return 0
 
     def is_registered(self, task: str) -> bool:
         """Return whether the app has a task of this name. Any thread may call it."""
@@ -71,37 +79,37 @@ class Executor:
         """Return whether a job runs, or may run.
 
         Arguments:
-            unsettled: whether this process has a job whose ack is not pending. Without a pool, each
-                such job may be running.
+            unsettled: whether this process has a job that is not done (a job whose ack was not sent
+                yet is done). Without a pool, each such job may be running.
         """
         return unsettled
 
     def free(self) -> int:
-        """Return the number of free slots: so many jobs would start at once if they were claimed
-        now, and the claim records their starts, too. Without a pool it is 0: a claimed job may wait
-        for its delivery, and must not count as running meanwhile."""
+        """Return the number of free slots of the pool. If so many jobs were claimed now, they would
+        start at once, so the claim also records their starts. Without a pool the number is 0: a
+        claimed job may wait for its delivery, and must not be recorded as running meanwhile."""
         return 0
 
-    def reserve(self) -> int:
-        """Return the size of the reserve: how many delivered jobs wait for a slot of the pool. It
-        reserves nothing. Without a pool it is 0: a delivered job waits for nothing."""
+    def waiting_count(self) -> int:
+        """Return how many delivered jobs wait for a slot of the pool. Without a pool the
+        number is 0: a delivered job waits for nothing."""
         return 0
 
     def pump(self) -> None:
         """Start the delivered jobs that may start now. The fetch loop calls it in each tick."""
 
-    def on_turn(self) -> None:
+    def on_tick(self) -> None:
         """Count a tick of the consumer's loop, and raise ``failure`` if it is set. The poller calls
         it in each tick, before the fetch loops."""
 
     def on_close(self) -> None:
-        """Note that the connection closes, or was lost: the loop does not tick until the next
-        connection. The poller calls it."""
+        """Note that the broker connection closes, or was lost: the loop does not tick until the
+        next connection. The poller calls it."""
 
-    def turns(self) -> int:
+    def tick_count(self) -> int:
         """Return the number of ticks of the consumer's loop; 0: there is no loop whose liveness
         could be checked now. The heartbeat thread calls it, under gevent a native thread, too."""
         return 0
 
 
-CONSUMER = Executor()  # the executor of every consumer without a pool
+NO_POOL = Executor()  # the executor of every consumer without a pool

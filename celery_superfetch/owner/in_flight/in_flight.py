@@ -1,10 +1,15 @@
-"""The jobs in flight of one process: how they come, what happens to them, and how they leave.
+"""The jobs in flight of one process: its leases, and the events that change them.
 
 The fetch loop claims jobs, and a worker's gate starts them. Their deliveries ack and requeue them.
-When a channel closes, or the worker stops, its jobs that do not run are requeued. The calls come
-from any thread but that of the heartbeats. Each event changes the state of a lease;
-``PendingLeases`` reports the states to the server. If the process dies, each job is in the owner's
-private list: the reaper requeues those with a waiting note, and recovers the others as running.
+When a channel closes, or the worker stops, its jobs that do not run are requeued. The owner calls
+``lose_all`` when the server has lost its name, and a worker's release thread ``release_due``. The
+calls come from any thread but that of the heartbeats. Each event changes the state of a *lease*
+(this process's record of one claimed job); ``PendingLeases`` reports the states to the server.
+
+A *waiting note* beside a job on the server says that the job has not begun. If the process dies,
+each job is in the owner's private list on the server. The reaper requeues the jobs with a waiting
+note, and recovers the others as running. Acks and requeues that were not sent yet are lost: such a
+job is recovered, so a finished one runs again.
 """
 
 from __future__ import annotations
@@ -17,10 +22,10 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from ...model.log_text import one_line_each
-from ...model.permit import StartPermit, clock
+from ...model.start_permit import StartPermit, clock
 from ...store.database import Database
-from ...store.private_lists import NOTHING, Claims
-from .executor import CONSUMER, Executor
+from ...store.private_lists import NO_PAYLOADS, Claims
+from .executor import NO_POOL, Executor
 from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
 from .pending import NOT_YET, PendingLeases
@@ -39,13 +44,13 @@ class InFlight:
     """The jobs in flight of one process, for all its channels on one database. Thread-safe: acks
     come from the consumer's loop, from a pool's threads, and after the channel is closed.
 
-    A method that asks the server raises ``RedisError`` if it cannot be asked, but for two: the
-    requeues stay pending then, and ``start`` returns 0.0.
+    If the server cannot be reached, a method that needs it raises ``RedisError``. There are two
+    exceptions: a requeue stays pending and is sent later, and ``start`` returns 0.0.
     """
 
-    def __init__(self, database: Database, runner: Executor = CONSUMER) -> None:
+    def __init__(self, database: Database, executor: Executor = NO_POOL) -> None:
         self.database = database
-        self.runner = runner
+        self.executor = executor
         self.leases = Leases()
         self.pending = PendingLeases(database, self.leases)
         self.permit = StartPermit(database.config.heartbeat_interval)
@@ -63,17 +68,28 @@ class InFlight:
         fairness_width: int,
         landed: Collection[str] = (),
         starts: int = 0,
-        brought: Mapping[str, bytes] = NOTHING,
+        brought: Mapping[str, bytes] = NO_PAYLOADS,
     ) -> Fetched:
-        """Send what is pending and claim, in one round trip. The arguments are those of
-        ``PrivateLists.claim``; the first ``starts`` jobs are recorded as running."""
+        """Send what is pending and claim, in one round trip.
+
+        Arguments (see ``PrivateLists.claim_call``):
+            lists: the queue lists to claim from, in this order.
+            most: the largest number of jobs to claim.
+            fairness_width: how many neighbours of ``lists`` jobs are taken from in rotation.
+            landed: queue lists of jobs that have landed, which are claimed first.
+            starts: how many of the first jobs are recorded as running at once.
+            brought: queue list -> payload that its blocking read has brought already.
+        """
         pending = self.pending
         with pending.lock:
-            # No job starts alongside the solo run of a suspect. After a lost reply this process may
-            # have claimed a suspect without a lease.
+            # A *suspect* is a job that may have killed an earlier process; in its *solo run* no
+            # other job may start in this process. After a lost reply this process may have claimed
+            # a suspect that has no lease here.
             starts = 0 if pending.needs_reconcile or self.leases.solo else starts
-            call = pending.lists.claim(owner, lists, most, fairness_width, landed, starts, brought)
-            claims = pending.lists.claims(call, lists, pending.flush(call), brought)
+            call = pending.lists.claim_call(
+                owner, lists, most, fairness_width, landed, starts, brought
+            )
+            claims = pending.lists.read_claims(call, lists, pending.flush(call), brought)
             leases = []
             for number, (job, counters) in enumerate(claims.jobs):
                 lease = Lease(job, counters, has_waiting_note=number >= claims.started)
@@ -82,21 +98,22 @@ class InFlight:
             return Fetched(claims, leases)
 
     def reserve(self, lease: Lease) -> None:
-        """Note that a request (Celery's) has a job and reports its start: until then the job may be
-        requeued."""
+        """Note that a request (Celery's) has a job, and will report its start. Until then the job
+        may be requeued."""
         with self.lock:
             self.leases.apply(lease, Event.RESERVE)
 
     def deliver(self, lease: Lease) -> None:
-        """Note that a job is with a consumer that does not report when it begins: a plain kombu
-        consumer, or one of batches. It may be running from now on."""
+        """Apply DELIVER: the job is with a consumer that does not report when it begins, a plain
+        kombu consumer or one of batches. It may be running from now on."""
         with self.lock:
             self.leases.apply(lease, Event.DELIVER)
 
     def delivered(self, lease: Lease) -> None:
-        """Note that the consumer of a job was called and has returned. If it did not call
-        ``reserve`` meanwhile, it does not report starts: this is ``deliver``. If the claim recorded
-        the job as running, but now it waits to be started, the next send clears its start record.
+        """Note that the consumer of a job was called and has returned. If ``reserve`` was not
+        called meanwhile, the consumer does not report starts, and this does what ``deliver`` does.
+        If the claim recorded the job as running, but the job now waits to be started, the next
+        send puts its waiting note back.
         """
         if lease.state is State.FETCHED:
             self.deliver(lease)
@@ -121,8 +138,8 @@ class InFlight:
         return self.leases.counts[State.DETACHED]
 
     def deadline(self, lease: Lease) -> float:
-        """Return until when a job may begin (s of ``clock``): no peer can declare this owner dead
-        before that. 0.0: it may not begin now."""
+        """Return until when a job may begin (s of ``clock``). No peer can declare this owner dead
+        before that. 0.0: the job may not begin now."""
         return self.permit.deadline(lease.job.owner)
 
     def is_former(self, lease: Lease) -> bool:
@@ -130,13 +147,13 @@ class InFlight:
         return self.permit.holder not in (None, lease.job.owner)
 
     @property
-    def doubt(self) -> bool:
-        """True if a reply was lost: the private list may hold jobs that have no lease here. Until
-        the reconcile no job starts."""
+    def needs_reconcile(self) -> bool:
+        """True if a reply was lost: the private list may have jobs that have no lease here. A
+        reconcile (``LostClaims``) requeues those; until it is done, no job starts."""
         return self.pending.needs_reconcile
 
-    @doubt.setter
-    def doubt(self, needed: bool) -> None:
+    @needs_reconcile.setter
+    def needs_reconcile(self, needed: bool) -> None:
         self.pending.needs_reconcile = needed
 
     @property
@@ -149,18 +166,19 @@ class InFlight:
         asked, parking = clock(), self.pending.parking
         if parking.is_due:
             released = self.pending.parked.release(self.pending.expires)
-            parking.heard(released.now, released.next, asked)
+            parking.note_answer(released.now, released.next, asked)
 
     def recall(self, task_ids: Collection[str]) -> int:
         """Make the parked jobs with these task ids due at once, so that a worker discards the
         revoked ones; return how many."""
-        if count := self.pending.parked.call(task_ids):
-            self.pending.parking.parked(0)
+        if count := self.pending.parked.make_due(task_ids):
+            self.pending.parking.note_parked(0)
         return count
 
-    def start(self, lease: Lease, *, record: bool = True) -> float:
+    def start(self, lease: Lease, *, record: bool) -> float:
         """Start a job; return until when it may begin (``clock``), or 0.0 if it may not begin now.
-        Its start record is sent before that, with all that is pending; the reply is read later.
+        Before this returns, the start record is sent (a command that removes the waiting note),
+        with all that is pending; the reply is read later.
 
         Arguments:
             record: False for a job that may be acked before it runs, which needs no record.
@@ -168,7 +186,7 @@ class InFlight:
         with self.lock:
             deadline = self.permit.deadline(lease.job.owner)
             # After a lost reply the server may have a suspect in a solo run in this process.
-            if not deadline or self.doubt:
+            if not deadline or self.needs_reconcile:
                 return 0.0
             is_recorded = lease.has_waiting_note is False
             if not self.leases.apply(lease, Event.START):
@@ -180,45 +198,50 @@ class InFlight:
                     if self.unsent:
                         self.post()
                 except BaseException as exc:
-                    self.take_back(lease)
+                    self.withdraw_start(lease)
                     if isinstance(exc, (RedisError, OSError)):
-                        return 0.0  # the channel meets the same error, and requeues the job
+                        # The connection is lost. The channel's next send fails as well; it then
+                        # closes, and requeues the job.
+                        return 0.0
                     raise
             # A signal handler may have requeued the job during the send: it would run twice.
             return deadline if lease.runs else 0.0
 
-    def take_back(self, lease: Lease) -> None:
-        """Note that the pool did not begin with a started job: it waits to be started again, and
-        the next send clears its start record. (For a run that is ended see ``cut_short``.)"""
+    def withdraw_start(self, lease: Lease) -> None:
+        """Note that the pool did not begin with a started job: the job waits to be started again,
+        and the next send puts its waiting note back. If its channel is closed, the next send
+        requeues it. (For a run that is ended see ``cut_short``.)"""
         with self.lock:
-            self.pending.add_return(lease, Event.TAKE_BACK)
+            self.pending.add_return(lease, Event.WITHDRAW)
             if lease.may_start:
                 self.pending.add(lease)
 
     def cut_short(self, lease: Lease) -> None:
-        """Note that the run of a job is being ended, since this process is stopping. The job is
-        requeued when its channel closes, in the order of the claims, and that counts as a stop.
-        Until then its start record stays, since the run may not have ended yet."""
+        """Mark the run of a job as being ended, since this process is stopping. The job is requeued
+        when its channel closes, in the order of the claims, and that counts as a stop. Until then
+        its start record stays, since the run may not have ended yet."""
         with self.lock:
             if lease.runs:
                 lease.has_run = lease.is_cut_short = True
-            self.take_back(lease)
+            self.withdraw_start(lease)
 
     # -- how jobs leave
 
     def ack(self, lease: Lease) -> None:
-        """Ack a job; the next send carries the ack. One that has left is not acked."""
+        """Ack a job; the next send carries the ack. A job that has left this process is not
+        acked."""
         with self.lock:
             if self.leases.apply(lease, Event.ACK):
                 self.pending.add(lease)
 
     def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
-        """Requeue jobs in the order given (newest first for the front). If one was running, its run
-        has ended. If the server cannot be asked now, the requeues stay pending."""
+        """Requeue jobs in the order given (newest first for the front). If a job was running, its
+        run has ended. If the server cannot be reached now, the requeues stay pending."""
         self._return(leases, Event.REQUEUE, where)
 
     def close(self, leases: Iterable[Lease], where: str = "front") -> None:
-        """Close the channel of jobs: those that run continue, the others are requeued."""
+        """Note that the channel of these jobs is closed: those that run continue, the others are
+        requeued."""
         self._return(leases, Event.CLOSE, where)
 
     def _return(self, leases: Iterable[Lease], event: Event, where: str) -> None:
@@ -242,11 +265,15 @@ class InFlight:
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left by another way than an ack, a requeue or a park."""
         with self.lock:
-            self.pending.drop(lease)
+            self.leases.apply(lease, Event.LEAVE)
 
     def park(self, lease: Lease, due: float) -> bool:
-        """Move a job that is due then (server ms) to the parked set with the next send, if that is
-        worth it; return False if the job stays."""
+        """Move a job to the *parked set* (jobs that wait on the server for their time) with the
+        next send, if it is due late enough; return False if the job stays.
+
+        Arguments:
+            due: the time of the job (server ms).
+        """
         with self.lock:
             return self.pending.add_park(lease, int(due))
 
@@ -262,9 +289,9 @@ class InFlight:
         run may not have ended yet: it is requeued when its channel closes."""
         with self.lock:
             waiting = (lease for lease in leases if lease.state is State.RESERVED)
-            back = [lease for lease in waiting if not lease.is_cut_short]
-            self.requeue(back)
-            return back
+            requeued = [lease for lease in waiting if not lease.is_cut_short]
+            self.requeue(requeued)
+            return requeued
 
     def requeue_all(self) -> None:
         """Requeue all jobs, the newest claims first, after the pool has ended. Those that ran count
@@ -283,8 +310,8 @@ class InFlight:
             return sum(lease.runs for lease in self.leases)
 
     def lose(self, lease: Lease) -> None:
-        """Forget a job that the server no longer has for its owner, and announce that ownership was
-        lost, unless that was announced when the owner was declared dead."""
+        """Forget a job whose claim is gone from the server, and announce that its ownership was
+        lost, unless that was announced before (``lose_all``)."""
         self.drop(lease)
         if not lease.is_taken_away:
             self.pending.announce(lease)
@@ -292,13 +319,14 @@ class InFlight:
     def lose_all(self, owner: str) -> None:
         """Give up an owner that a peer declared dead, or that the server has forgotten: announce
         that ownership of its running jobs was lost, and requeue its jobs that wait to be started.
-        Those that are gone from the private list are examined later (``LostJobs``).
+        If the private list no longer has such a job, ``LostJobs`` finds out later what became of
+        it.
 
-        A job whose run has ended without an ack (``has_run``) is not announced here: its recovery
-        is under way, and announces it (``lose``) if it finds no claim.
+        A job whose run has ended without an ack (``has_run``) is not announced here: ``Settlement``
+        is recovering it, and announces the loss (``lose``) if the server has no claim of it.
 
-        Acks are sent all the same. If an ack arrives before the reaper has moved the job, the job
-        does not run again; if it arrives later, it removes nothing.
+        Acks are still sent. If an ack arrives before the reaper has moved the job, the job does not
+        run again; if it arrives later, it removes nothing.
         """
         with self.lock:
             leases = [lease for lease in self.leases if lease.job.owner == owner]
@@ -330,10 +358,10 @@ class InFlight:
         """Send what is pending, and read the replies later."""
         self.pending.flush(wait=False)
 
-    def rest(self) -> None:
-        """Give the connection back to its pool if it was not used for a moment."""
-        self.pending.let_rest()
+    def release_idle_connection(self) -> None:
+        """Return the connection to its pool if it was not used for a moment."""
+        self.pending.release_if_idle()
 
     def release_connection(self) -> None:
-        """Give the connection back to its pool at once, unless it is in use."""
+        """Return the connection to its pool at once, unless it is in use."""
         self.pending.release_connection()

@@ -1,9 +1,11 @@
-"""A lease: one claimed job of this process with its one local state, from its claim until it left.
+"""A lease: this process's record of one job, with the state of the job here, from its claim until
+the job has left this process.
 
-``InFlight`` makes a lease for each job that it claims, and applies events to it. The delivery of a
-job, and the gate that starts it in a worker's pool, hold its lease and read its state. A lease is
-in memory alone: if the process dies, the private list on the server has its job, and the waiting
-note there says whether the job had begun.
+``InFlight`` makes a lease for each job that it claims, and applies events to it (through
+``Leases.apply``). The delivery of a job, and the gate that starts it in a worker's pool, hold its
+lease and read its state. A lease is in memory alone. If the process dies, the job is in the owner's
+private list on the server, from which a reaper recovers it. The *waiting note* of the job there
+says that the job has not begun.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ class Event(Enum):
     DELIVER = "its consumer has it, and does not report when it begins"
     RESERVE = "a request waits to start it"
     START = "the pool gets it"
-    TAKE_BACK = "the pool did not begin with it, or its run is ended because the process stops"
+    WITHDRAW = "the pool did not begin with it, or its run is ended because the process stops"
     CLOSE = "the channel that delivered it is closed"
-    REQUEUE = "it is to go back to its queue; its run, if it had one, has ended"
+    REQUEUE = "it is to be requeued; its run, if it had one, has ended"
     PARK = "it is to wait on the server: it is due later, or cannot run now; its run has ended"
     REFUSE = "the server refused to park it"
     ACK = "it is done"
@@ -52,11 +54,17 @@ HELD = (State.FETCHED, State.DELIVERED, State.RESERVED)  # no start was reported
 RUNS = (State.RUNNING, State.DETACHED)
 
 #: Event -> state before -> state after. An event changes no other state.
+#:
+#: - RESERVE and START apply to a DELIVERED job, too: a task's own strategy (for batches, say) may
+#:   hand it to the pool after all.
+#: - WITHDRAW of a DETACHED job requeues it: its channel is closed, so it cannot start again.
+#: - ACK applies to a RETURNING job, too: it is done, and does not run again if its requeue was not
+#:   carried out yet.
 TRANSITIONS: Mapping[Event, Mapping[State, State]] = {
     Event.DELIVER: {State.FETCHED: State.DELIVERED},
     Event.RESERVE: dict.fromkeys((State.FETCHED, State.DELIVERED), State.RESERVED),
     Event.START: dict.fromkeys((State.DELIVERED, State.RESERVED), State.RUNNING),
-    Event.TAKE_BACK: {State.RUNNING: State.RESERVED, State.DETACHED: State.RETURNING},
+    Event.WITHDRAW: {State.RUNNING: State.RESERVED, State.DETACHED: State.RETURNING},
     Event.CLOSE: {**dict.fromkeys(HELD, State.RETURNING), State.RUNNING: State.DETACHED},
     Event.REQUEUE: dict.fromkeys((*HELD, *RUNS), State.RETURNING),
     Event.PARK: dict.fromkeys((*HELD, *RUNS), State.PARKING),
@@ -73,33 +81,25 @@ class Lease:
     job: Job
     counters: Counters | None = None  # None: the server remembers no earlier delivery
     state: State = State.FETCHED
-    #: Whether the server has a waiting note of the job, which says that it has not begun. False:
-    #: there is none, so the job counts as running. None: a command that changes this has no reply
-    #: yet, or its reply was lost.
+    #: True: the server has a waiting note of the job, which has not begun. False: there is none, so
+    #: the job counts as running. None: not known, since a command that changes it had no reply yet.
     has_waiting_note: bool | None = True
-    is_suspect: bool = False  # it was on probation
+    #: The job was claimed from probation, since it may have killed an earlier process.
+    is_suspect: bool = False
     has_run: bool = False  # a run in this process has ended, or is being ended, without an ack
     #: The run is ended because this process is stopping: the job's requeue counts as a stop.
     is_cut_short: bool = False
-    #: Ownership was lost, and that was announced. An ack that finds no claim announces it no more.
+    #: It was announced that ownership was lost. An ack that finds no claim announces no second
+    #: time.
     is_taken_away: bool = False
-    #: Its ack, or its requeue or park, was sent before and had no reply: it may have been carried
-    #: out.
-    ack_was_sent: bool = False
-    move_was_sent: bool = False
+    ack_had_no_reply: bool = False  # an ack had no reply: the server may have carried it out
+    #: a requeue or a park had no reply: it may have been carried out
+    move_had_no_reply: bool = False
     returns_to: str = "front"  # of its queue; or "back"
-    returns_after: float = 0.0  # monotonic s; no requeue is sent before, after a refused one
+    #: After the server refused a requeue, the next one is not sent before this time (monotonic s).
+    returns_after: float = 0.0
     due_ms: int = 0  # of a job that is to be parked until then, by the server's clock
     delay_ms: int = 0  # of a job that is to be parked for so long, since it cannot run now
-
-    def apply(self, event: Event) -> bool:
-        """Change the state; return False where the event does not apply. For ``Leases.apply``
-        alone, which keeps the counts: a lease of a process gets its events by that."""
-        after = TRANSITIONS[event].get(self.state)
-        if after is None:
-            return False
-        self.state = after
-        return True
 
     @property
     def claimed(self) -> Claimed:
@@ -113,9 +113,8 @@ class Lease:
 
     @property
     def may_start(self) -> bool:
-        """True if no start of the job was reported, and it is not leaving: it may be started now,
-        or, if it is ``FETCHED``, once its consumer has it. An event ``TAKE_BACK`` makes a running
-        job one that may be started again."""
+        """True if no start of the job was reported (or ``WITHDRAW`` undid it) and the job is not
+        leaving: it may be started now, or, if it is ``FETCHED``, once its consumer has it."""
         return self.state in HELD
 
     @property
@@ -131,7 +130,8 @@ class Leases:
     def __init__(self) -> None:
         self._by_claim: dict[tuple[str, str], Lease] = {}  # (owner, claim id) -> lease
         self.counts = dict.fromkeys(State, 0)  # of the leases in each state
-        #: The suspect in its solo run: no other job may start in this process (``SuspectClaims``).
+        #: The suspect in its solo run, in which no other job may start in this process;
+        #: ``SuspectClaims`` sets it. None: there is no solo run.
         self.solo: Lease | None = None
 
     def __len__(self) -> int:
@@ -155,9 +155,10 @@ class Leases:
     def apply(self, lease: Lease, event: Event) -> State | None:
         """Change the state of a lease; return the new one, or None if the event changes nothing."""
         before = lease.state
-        if not lease.apply(event):
+        after = TRANSITIONS[event].get(before)
+        if after is None:
             return None
-        after = lease.state
+        lease.state = after
         self.counts[before] -= 1
         if after is State.GONE:
             self._remove(lease)

@@ -1,9 +1,12 @@
-"""Reconciles the private list of an owner with the leases of this process: if the reply to a claim
-was lost, the private list has jobs without a lease.
+"""Reconciles what the server has for an owner with the leases of this process. After a lost reply
+to a claim, the private list on the server (the jobs that this owner has claimed) may have jobs that
+have no lease here, and so would never run. They are requeued.
 
-The fetch loop calls ``reconcile`` (through ``Owner``) when a reply was lost, and a minute later, in
-the thread of the consumer's loop. An owner that leaves calls it, too. If the process dies before
-that or in the middle, the reaper takes those jobs from the private list.
+The fetch loop calls ``reconcile`` (through ``Owner``) after a lost reply, and a minute later for a
+second check, in the thread of the consumer's loop. An owner that leaves calls it, too. The lock of
+the leases is held over all its round trips, so that no job is claimed or acked in between. Each
+move is atomic. If the process dies before a reconcile or in the middle, the reaper takes the jobs
+that are left from the private list and the landing lists.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from ...model.job import Counters
-from ...store.batches import BATCH
-from ...store.private_lists import CLAIM_BYTES, Held
+from ...store.batches import MOVES_PER_SCRIPT
+from ...store.private_lists import CLAIM_MAX_BYTES, Held
 from .lease import Event, Lease
 from .pending import PendingLeases
 
@@ -22,7 +25,7 @@ from .pending import PendingLeases
 LATE_CLAIM = 60.0
 
 #: Seconds for which acked claims are remembered. A replica that is promoted lags by seconds.
-REMEMBERED = 120.0
+ACKED_REMEMBERED_S = 120.0
 
 
 class LostClaims:
@@ -30,37 +33,43 @@ class LostClaims:
 
     def __init__(self, pending: PendingLeases) -> None:
         self.pending, self.leases, self.lists = pending, pending.leases, pending.lists
-        #: When the second check is due (monotonic s).
-        self._second_look = math.inf
+        #: When the second check is due (monotonic s); infinite: none is.
+        self._second_check_at = math.inf
 
     @property
     def due(self) -> bool:
         """Return whether a reply was lost, or the second check is due."""
-        return self.pending.needs_reconcile or monotonic() >= self._second_look
+        return self.pending.needs_reconcile or monotonic() >= self._second_check_at
 
     @property
     def none_left(self) -> bool:
-        """Return whether the server has no claim without a lease, and will get none."""
-        return not self.pending.needs_reconcile and self._second_look == math.inf
+        """Return whether the server surely has no claim of this process without a lease, and no
+        earlier command can still bring one."""
+        return not self.pending.needs_reconcile and self._second_check_at == math.inf
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
-        """Requeue the jobs in the landing lists of some queue lists (-> ms of x-expires), where
-        blocking reads put them, and claims that have no lease; return the number of jobs. Jobs that
-        were acked recently are acked again: a promoted replica may not have seen that.
+        """Requeue two kinds of jobs, and return how many: those in the landing lists, where
+        blocking reads put jobs before they are claimed, and those that are claimed and have no
+        lease. A job that was acked recently is acked again instead: a promoted replica may not have
+        seen the ack.
 
-        Raises RedisError where the server cannot be asked; the reconcile is due again.
+        Arguments:
+            lists: the queue lists (-> ms of x-expires) whose landing lists are emptied.
+
+        Raises:
+            RedisError: the server cannot be reached; the reconcile is due again.
         """
         pending = self.pending
         with pending.lock:
             pending.flush()
-            was_lost, is_second = pending.needs_reconcile, monotonic() >= self._second_look
-            # A reply that is lost from here on asks for another reconcile.
+            was_lost, is_second = pending.needs_reconcile, monotonic() >= self._second_check_at
+            # A reply that is lost from here on makes another reconcile due.
             pending.needs_reconcile = False
             try:
-                back = self.lists.unland(owner, lists)
+                requeued_count = self.lists.return_landed(owner, lists)
                 held = self.lists.held(owner)
                 self._record_starts_again(owner, held)
-                back += self._requeue_unknown(owner, held.claims)
+                requeued_count += self._requeue_unknown(owner, held.claims)
                 pending.flush()
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 pending.needs_reconcile = True
@@ -68,30 +77,36 @@ class LostClaims:
             # If this was the second check of an earlier loss, and another reply was lost meanwhile,
             # the new loss needs a second check of its own.
             is_last = is_second and not was_lost
-            self._second_look = math.inf if is_last else monotonic() + LATE_CLAIM
-            return back
+            self._second_check_at = math.inf if is_last else monotonic() + LATE_CLAIM
+            return requeued_count
 
     def _record_starts_again(self, owner: str, held: Held) -> None:
         """Record again the starts of running jobs for which the server has a waiting note. It has
-        one if it came back with an older snapshot; without the start record, the death of their
-        owner would be no strike for them."""
+        one if it came back with an older snapshot. If this process then died, the reaper would find
+        the note, and would requeue such a job without a strike: a job that kills its processes
+        would never be found."""
         waiting = set(held.claims) - held.running
         for lease in self.leases:
             if lease.job.owner == owner and lease.job.claim_id in waiting and lease.runs:
                 lease.has_waiting_note = True
-                self.pending.add(lease)
+                self.pending.add(lease)  # the state is RUNNING: the next send removes the note
 
     def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
+        """Requeue the jobs of those ``claims`` that have no lease, or ack them again; return how
+        many were requeued."""
         known = {lease.job.claim_id for lease in self.leases if lease.job.owner == owner}
         unknown = [id for id in claims if id not in known]
-        since = monotonic() - REMEMBERED
+        since = monotonic() - ACKED_REMEMBERED_S
         acked = {id for at, id in self.pending.recently_acked if at > since}
-        back = at = 0
+        requeued_count = at = 0
         while at < len(unknown):
-            jobs, seen = self.lists.jobs(owner, unknown[at : at + BATCH], CLAIM_BYTES)
-            at += seen
+            jobs, read_count = self.lists.jobs(
+                owner, unknown[at : at + MOVES_PER_SCRIPT], CLAIM_MAX_BYTES
+            )
+            at += read_count
             for job in jobs:
-                # It may have a history: an ack deletes that, too.
+                # The server may have a history of the job. With counters, a later ack deletes it,
+                # too.
                 lease = Lease(job, Counters())
                 self.leases.add(lease)
                 if job.claim_id in acked:
@@ -99,6 +114,6 @@ class LostClaims:
                     self.pending.add(lease)
                 else:
                     self.pending.add_return(lease, Event.REQUEUE)
-                    back += 1
-            self.pending.flush()  # batch by batch: each job is in memory until it has left
-        return back
+                    requeued_count += 1
+            self.pending.flush()  # in batches, so that few payloads are in memory at once
+        return requeued_count

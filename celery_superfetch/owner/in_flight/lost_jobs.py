@@ -1,10 +1,10 @@
-"""Jobs that this process wanted to requeue and whose claims the server no longer has: what became
-of each, in the log and in the counters.
+"""Jobs that this process wanted to requeue and whose claims the server no longer has: finds out the
+fate of each, for the log and the counters.
 
 ``PendingLeases`` adds such a job, in the thread that sent the requeue. ``Owner.catch_up`` examines
-them later, and so does an owner that leaves: in a worker's maintenance thread, in a plain consumer
-in its loop. ``record_data_loss`` is one of the owner's deferred calls, after the server has
-forgotten this process.
+the jobs later: in a worker its maintenance thread calls that, in a plain consumer the consumer's
+loop. An owner that leaves examines them, too. ``record_data_loss`` is one of the owner's deferred
+calls, after the server has forgotten this process.
 
 The jobs are in memory until they are examined. If the process dies before that, the log and the
 counters miss them. No job moves here.
@@ -24,41 +24,44 @@ from redis.exceptions import ResponseError
 from ...model.job import Job, claimed_at, digest, parse
 from ...model.log_text import one_line_each
 from ...store.database import Database
-from ...store.dead_set import DeadSet
-from ...store.history import History
-from ...store.registry import Registry
+from ...store.dead_set import DeadSetStore
+from ...store.owner_registry import OwnerRegistry
+from ...store.stats import Stats
 
 logger = one_line_each(logging.getLogger(__name__))
 
-LOGGED_IN_A_ROW = 20  # jobs that are logged one by one; further ones share a line
+LOGGED_IN_A_ROW = 20  # jobs of one burst that get a line each; the other jobs share one line
 EXAMINED_AT_ONCE = 100  # jobs about which the server is asked in one round trip
 
 LOST = (
-    "Job %s is lost (queue=%s, owner=%s): the server no longer has it and this worker had not "
+    "Job %s is lost (queue=%s, owner=%s): Redis no longer has it, and this worker had not "
     "started it. Publish it again."
 )
 LOST_AFTER_RUN = (
-    "Job %s is lost (queue=%s, owner=%s): the server no longer has it, and its run here ended "
-    "without an ack. Publish it again."
+    "Job %s is lost (queue=%s, owner=%s): Redis no longer has it, and its run on this worker "
+    "ended without an ack. Publish it again."
 )
 RECOVERED = (
-    "Job %s does not start here (queue=%s, owner=%s): the owner was declared dead, and a peer "
-    "recovered the job."
+    "Job %s does not start on this worker (queue=%s, owner=%s): the worker was declared dead, "
+    "and another worker recovered the job."
 )
-DEAD_LETTERED = "Job %s does not start here (queue=%s, owner=%s): it is in the dead set."
+DEAD_LETTERED = (
+    "Job %s does not start on this worker (queue=%s, owner=%s): it was moved to the dead set."
+)
 PERHAPS_BACK = (
-    "Job %s is lost (queue=%s, owner=%s): the server restarted, perhaps with older data, and no "
+    "Job %s is lost (queue=%s, owner=%s): Redis restarted, perhaps with older data, and no "
     "longer has its claim. Publish it again, unless it is on its queue or has run."
 )
-#: Whether jobs are lost -> the level and the common line for jobs that are not logged one by one.
+#: True for lost jobs, False for others -> the level and the common line for jobs that are not
+#: logged one by one.
 MORE = {
     True: (logging.WARNING, "%d more jobs are lost in the same way (%s). Publish them again."),
-    False: (logging.INFO, "%d more jobs do not start here for the same reasons (%s)."),
+    False: (logging.INFO, "%d more jobs do not start on this worker for the same reasons (%s)."),
 }
 
 
 class Fate(Enum):
-    """What became of a job whose claim is gone."""
+    """The fate of a job whose claim is gone."""
 
     LOST = LOST  # flushed, deleted or evicted
     LOST_AFTER_RUN = LOST_AFTER_RUN
@@ -73,24 +76,29 @@ class Fate(Enum):
 
 
 class MissingJob(NamedTuple):
+    """A job whose requeue or park found no claim on the server."""
+
     job: Job
     has_run: bool
-    is_repetition: bool  # an earlier requeue had no answer, and may have been carried out
+    #: The command was sent before and had no answer: the server may have carried it out then.
+    is_repetition: bool
 
 
 class LostJobs:
-    """Jobs whose requeue found no claim. Any thread adds one. They are examined with the owner's
-    deferred calls: the server is asked, and neither the lock of the jobs in flight nor a worker's
-    event loop must wait for that."""
+    """Jobs whose requeue found no claim; true if there are any. Any thread adds one. They are
+    examined later, with the owner's deferred calls: that takes round trips, during which neither
+    the lock of the leases may be held nor a worker's event loop stand still."""
 
     def __init__(self, database: Database) -> None:
-        self._registry, self._dead_set = Registry(database), DeadSet(database)
-        self._history = History(database)
+        self._registry, self._dead_set = OwnerRegistry(database), DeadSetStore(database)
+        self._stats = Stats(database)
         self._missing: deque[MissingJob] = deque()
         self._in_a_row = 0
-        #: Held while one examines: a worker's maintenance may do so while a channel closes.
+        #: Held by the thread that examines: the maintenance thread and a channel that closes may
+        #: both want to.
         self._examining = Lock()
-        #: When this process found that the server had another run id (s, by this host's clock).
+        #: When the server had another run id than before (s since the epoch, by this host's
+        #: clock); ``Owner.on_server_restarted`` sets it.
         self.server_restarted_at = 0.0
 
     def __bool__(self) -> bool:
@@ -98,7 +106,7 @@ class LostJobs:
         return bool(self._missing)
 
     def add(self, job: Job, has_run: bool, is_repetition: bool) -> None:
-        """Note a job for the next ``examine``."""
+        """Add a job for the next ``examine``."""
         self._missing.append(MissingJob(job, has_run, is_repetition))
 
     def record_data_loss(self) -> None:
@@ -108,13 +116,14 @@ class LostJobs:
         Raises RedisError where the server cannot be reached; the caller tries again.
         """
         with suppress(ResponseError):  # a full server refuses, and jobs must not wait for a record
-            self._history.lost_data()
+            self._stats.record_data_loss()
 
     def examine(self) -> None:
-        """Find out what became of the jobs that were added, log it, and count the lost ones. A
-        call without such jobs ends the row of which ``LOGGED_IN_A_ROW`` are logged one by one.
+        """Find out what became of the jobs that were added, log it, and count the lost ones. Only
+        the first ``LOGGED_IN_A_ROW`` jobs of a burst get a line each; a call that finds no job ends
+        the burst.
 
-        Raises RedisError where the server cannot be asked; the jobs are examined next time.
+        Raises RedisError where the server cannot be reached; the jobs are examined next time.
         """
         with self._examining:
             self._examine()
@@ -131,7 +140,7 @@ class LostJobs:
                     with suppress(
                         ResponseError
                     ):  # refused for lack of replicas, say: the log has the jobs all the same
-                        self._history.lost_by_server(lost)
+                        self._stats.record_lost_by_server(lost)
                 # Last: if the server is away, the calls above raise before any job is removed, and
                 # the next call examines the same jobs.
                 for missing, fate in zip(some, fates, strict=True):
@@ -148,14 +157,14 @@ class LostJobs:
 
     def _fates(self, missing: list[MissingJob]) -> list[Fate]:
         states = self._registry.states({entry.job.owner for entry in missing})
-        dead = self._dead_set.have([digest(entry.job.payload) for entry in missing])
+        dead = self._dead_set.contains([digest(entry.job.payload) for entry in missing])
         return [
             self._fate(entry, states[entry.job.owner], is_dead)
             for entry, is_dead in zip(missing, dead, strict=True)
         ]
 
     def _log(self, job: Job, fate: Fate) -> bool:
-        """Log what became of a job. Return False if too many were logged in a row: the line is at
+        """Log the fate of a job. Return False if too many were logged in a row: the line is at
         DEBUG then, and the caller counts the job in a common line."""
         if fate is Fate.REQUEUED:
             return True
@@ -167,8 +176,8 @@ class LostJobs:
         return not is_one_of_many
 
     def _fate(self, missing: MissingJob, state: str | None, is_dead: bool) -> Fate:
-        """Decide what became of a job, by the state in the record of its owner (None: the server
-        has no record)."""
+        """Return the fate of a job, by the state in the record of its owner (None: the server has
+        no record)."""
         if state == "reaped":
             return Fate.RECOVERED
         if is_dead:

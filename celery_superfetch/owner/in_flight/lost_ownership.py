@@ -1,10 +1,12 @@
 """The announcement that this process has lost the ownership of a job: in the log, in the counters
 and by a signal.
 
-``PendingLeases`` calls it when the server had nothing of some acks, ``InFlight`` when it learns
-that an owner was declared dead: in a worker's main process, in the thread that sent the acks or
-makes the owner's deferred calls. The server no longer has the claim by then: the job was recovered,
-or its keys are gone. If the process dies in the middle, only the announcement is missing.
+``PendingLeases`` calls it if the server had no claims for some acks, in the thread that sent the
+acks. ``InFlight`` calls it if this process's owner was declared dead, in the thread that makes the
+owner's deferred calls, and if a recovery by ``Settlement`` found no claim. All of these are in a
+worker's main process, or in a plain consumer. By then the claim is gone from the server, or a
+reaper is about to move the job. If the process dies in the middle, only the announcement is
+missing.
 """
 
 from __future__ import annotations
@@ -17,23 +19,22 @@ from redis.exceptions import RedisError
 from ...model.job import Job, parse
 from ...model.log_text import one_line_each
 from ...signals import LostJob, ownership_lost
-from ...store.history import History
+from ...store.stats import Stats
 
 logger = one_line_each(logging.getLogger(__name__))
 
 
-def announce(job: Job, history: History) -> None:
+def announce(job: Job, stats: Stats) -> None:
     """Log and count that ownership of a job was lost, and call the receivers of the signal."""
     message = parse(job.payload)
     logger.warning(
-        "Lost ownership of job %s (queue=%s, owner=%s): the server no longer has its claim, "
-        "and it may run again elsewhere. The owner was declared dead, its keys were flushed, "
-        "deleted or evicted, the server restarted empty or with older data, or the job was "
-        "moved by hand. The ack has no effect.",
+        "Lost ownership of job %s (queue=%s, owner=%s): Redis no longer has its claim, so its "
+        "ack has no effect and it may run twice. Check its effects. Cause: the worker was "
+        "declared dead, Redis lost keys or older data was restored, or the job was moved by hand.",
         job.title,
         job.queue_list,
         job.owner,
     )
     with suppress(RedisError):  # counting is not worth a failure
-        history.lost(job)
+        stats.record_ownership_lost(job)
     ownership_lost.send(sender=None, lost=LostJob(*job[:3], message.task, message.task_id))

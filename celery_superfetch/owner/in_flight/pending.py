@@ -5,17 +5,19 @@ in every thread that has such an event: that of the consumer's loop (claims, sta
 pool's threads and greenlets (acks), the maintenance thread and the one that requeues at a stop, and
 in signal handlers. The heartbeat thread never does.
 
-A *waiting note* is a field beside a job in its private list. It says that the job has not begun, so
-that the death of its owner is no strike for it. The claim makes it. A start removes it; if the job
-then waits again after all, the note is put back.
+A *waiting note* is a field beside a job in its private list (the jobs that this owner has claimed,
+on the server). It says that the job has not begun, so that the death of its owner is no strike for
+it. The claim makes it. A start record is the command that removes it; if the job then waits again
+after all, the note is put back.
 
 One send has, in this order: requeues, parks, waiting notes to put back, acks with starts, and last
-a claim. If a command gets no reply, its leases are pending again, and the next send repeats it: the
-server finds that it was carried out, and does nothing.
+a claim. What is sent for a lease follows from its state at the send. If a command gets no reply,
+its leases are pending again, and the next send repeats it: if the server had carried it out, it
+does nothing now.
 
 Pending leases are in memory alone. If the process dies, a job whose ack was not sent is in the
-private list, and the reaper recovers it. Of a send that was under way, the server may have carried
-out any first part; each command is atomic, so each job is in one place.
+private list, the reaper recovers it, and it runs again. Of a send that was under way, the server
+may have carried out any first part; each command is atomic, so each job is in one place.
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from threading import RLock
@@ -37,11 +38,11 @@ from ...model.log_text import one_line_each
 from ...model.process import own_pid
 from ...store.batches import batches
 from ...store.database import Database, chunks
-from ...store.history import History
-from ...store.parked import EARLY, Parked
+from ...store.parked_jobs import EARLY_MS, ParkedJobs
 from ...store.private_lists import PrivateLists
 from ...store.redis.call import Call
 from ...store.redis.pipeline import Command, Pipeline, no_report
+from ...store.stats import Stats
 from .lease import HELD, RUNS, Event, Lease, Leases, State
 from .lost_jobs import LostJobs
 from .lost_ownership import announce
@@ -55,13 +56,13 @@ logger = one_line_each(logging.getLogger(__name__))
 UNREAD_REPLIES_MAX = 16
 
 #: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
-ACKS = 1000
+ACKS_PER_COMMAND = 1000
 
 REFUSED_INTERVAL = 5.0  # seconds until a requeue or a park that the server refused is sent again
 
 NOT_YET = (
-    "%d jobs could not be given back to their queues yet (%s). They are safe in the private lists, "
-    "and go back when the server takes them, or by the reaper."
+    "Requeue failed (jobs=%d): %s. The jobs are safe in the private list: they are requeued when "
+    "Redis accepts it, or recovered when this worker ends. Check Redis."
 )
 
 
@@ -80,12 +81,13 @@ class PendingLeases:
     def __init__(self, database: Database, leases: Leases) -> None:
         self.leases = leases
         self.lists = PrivateLists(database)
-        self.history = History(database)
-        self.parked, self.parking = Parked(database), Parking()
+        self.stats = Stats(database)
+        self.parked, self.parking = ParkedJobs(database), Parking()
         self.lost_jobs = LostJobs(database)
         self.lock = RLock()
         self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
-        #: A reply was lost: the private list may hold jobs that have no lease here.
+        #: A reply was lost: the private list may have jobs that have no lease here. ``LostClaims``
+        #: requeues them (the reconcile).
         self.needs_reconcile = False
         #: Claims that were acked, and when (monotonic s), the latest last.
         self.recently_acked: deque[tuple[float, str]] = deque(maxlen=10_000)
@@ -94,7 +96,7 @@ class PendingLeases:
         self._pid = own_pid()
         self._pending: dict[Lease, None] = {}  # in the order in which they are sent
         self._unanswered: list[Lease] = []  # sent without a reply: the next send has them first
-        self._parks_from = 0.0  # monotonic s; after a refusal no park is sent before
+        self._parks_from = 0.0  # after the server refused a park, none is sent before (monotonic s)
         self._is_sending = False
         self._must_send_again = False  # leases became pending during a send
         self._refusal: Exception | None = None  # the latest error with which the server answered
@@ -104,8 +106,8 @@ class PendingLeases:
 
     @property
     def has_unsent(self) -> bool:
-        """True if something is to be sent now. A requeue that the server has just refused is not:
-        the fetch loop would send in each tick, and never wait for new jobs."""
+        """True if something is to be sent now. A requeue that the server has just refused does not
+        count: if it did, the fetch loop would send in each tick, and never wait for new jobs."""
         if not (self._pending or self._unanswered):
             return False
         now = monotonic()
@@ -113,16 +115,17 @@ class PendingLeases:
 
     @property
     def has_unread(self) -> bool:
-        """Return whether replies are to be read."""
+        """Return whether some commands were sent whose replies were not read yet."""
         return self._pipeline.has_unread
 
     def add(self, lease: Lease) -> None:
-        """Add a lease: the next send reports its state, behind those that were added before."""
+        """Add a lease. The next send reports the state that the lease has then (see
+        ``_commands_for``), after the leases that were added before."""
         self._pending.pop(lease, None)
         self._pending[lease] = None
 
     def add_return(self, lease: Lease, event: Event, where: str = "front") -> None:
-        """Apply an event to a lease, and add the lease if its state is ``RETURNING`` then: the next
+        """Apply an event to a lease. If the new state is ``RETURNING``, add the lease: the next
         send requeues the job. ``where``: to the front or the back of its queue."""
         if self.leases.apply(lease, event) is State.RETURNING:
             lease.returns_to = where
@@ -130,8 +133,8 @@ class PendingLeases:
 
     def add_park(self, lease: Lease, due_ms: int) -> bool:
         """Add a job that is due at a time of the server's clock: the next send moves it to the
-        parked set. Return False, and change nothing, if the job is due too soon for that
-        (``WORTH_PARKING``), or the server refused a park a moment ago."""
+        *parked set*, where it waits on the server. Return False, and change nothing, if the job is
+        due too soon for that (``WORTH_PARKING``), or the server refused a park a moment ago."""
         if not self.parking.is_worth(due_ms) or monotonic() < self._parks_from:
             return False
         if self.leases.apply(lease, Event.PARK):
@@ -140,29 +143,27 @@ class PendingLeases:
         return True
 
     def add_postponed(self, lease: Lease, delay_ms: int) -> None:
-        """Add a job that cannot run now: the next send moves it to the parked set, for so long."""
+        """Add a job that cannot run now: the next send moves it to the parked set for
+        ``delay_ms``."""
         if self.leases.apply(lease, Event.PARK):
-            # The server releases a parked job ``EARLY`` ms before its time.
-            lease.delay_ms = delay_ms + EARLY
+            # The server releases a parked job ``EARLY_MS`` ms before its time.
+            lease.delay_ms = delay_ms + EARLY_MS
             self.add(lease)
-
-    def drop(self, lease: Lease) -> None:
-        """Forget a job that has left."""
-        self.leases.apply(lease, Event.LEAVE)
 
     def announce(self, lease: Lease) -> None:
         """Announce that ownership of a job was lost."""
-        announce(lease.job, self.history)
+        announce(lease.job, self.stats)
 
     # -- the send
 
     def flush(self, last: Call | None = None, *, wait: bool = True) -> Any:
         """Send what is pending, and then ``last``; return the reply to ``last``. If a signal
-        handler calls this in the middle of a send, that send is followed by another one instead.
+        handler calls this in the middle of a send, it returns at once, and the interrupted send
+        sends again before it ends.
 
         Arguments:
-            wait: read all replies. Without it a later send may read those to notes, acks and
-                starts.
+            wait: read all replies now. Without it a later send may read the replies to waiting
+                notes, acks and starts.
 
         Raises:
             RedisError, OSError: what had no reply, or was refused, is pending again.
@@ -172,12 +173,15 @@ class PendingLeases:
                 self._pid, self._pipeline = own_pid(), Pipeline(self._scripts)
             if self._is_sending:
                 if last is not None:
-                    raise RuntimeError("a signal handler may not claim in the midst of a send")
+                    raise RuntimeError("a signal handler must not claim while a send is under way")
                 self._must_send_again = True
                 return None
             self._is_sending = True
             try:
                 reply = self._send(last, wait)
+            except BaseException:  # also the end of a greenlet, and what a signal handler raises
+                self.needs_reconcile = True
+                raise
             finally:
                 self._is_sending = False
             return self._checked(reply, last)
@@ -185,10 +189,13 @@ class PendingLeases:
     def _send(self, last: Call | None, wait: bool) -> Any:
         """Send, and send again what became pending meanwhile; return the reply to ``last``."""
         if self._pipeline.has_late_replies:
-            # Their connection may be lost by now. If it is, they are lost, and what follows is sent
-            # on another connection.
-            with suppress(RedisError):
-                self._exchange([], wait=True)
+            # Replies were left unread for a while, and their connection may be lost by now. They
+            # are read first, without a new command. If the connection is lost, their leases are
+            # pending again, and all is sent on another connection.
+            try:
+                self._pipeline.send([])
+            except RedisError:
+                self.needs_reconcile = True
             self._pipeline.release()
         self._refusal = None
         replies: list[Any] = []
@@ -201,16 +208,10 @@ class PendingLeases:
             if commands or self._pipeline.has_unread:
                 # The replies to moves are waited for: a channel that closes makes no further send
                 # by which it would learn that they failed.
-                self._exchange(commands, wait=wait or bool(moves))
+                waits = wait or bool(moves)
+                self._pipeline.send(commands, wait=waits, leave=UNREAD_REPLIES_MAX)
             last_commands = []
         return replies[0] if replies else None
-
-    def _exchange(self, commands: Sequence[Command], *, wait: bool) -> None:
-        try:
-            self._pipeline.send(commands, wait=wait, leave=UNREAD_REPLIES_MAX)
-        except BaseException:  # also the end of a greenlet, and what a signal handler raises
-            self.needs_reconcile = True
-            raise
 
     def _checked(self, reply: Any, last: Call | None) -> Any:
         """Announce the jobs whose ownership was lost; raise the error by which the server refused a
@@ -219,7 +220,8 @@ class PendingLeases:
         for lease in lost:
             self.announce(lease)
         if self._refusal is not None:
-            # The caller does not get the reply to ``last``: the jobs of a claim have no lease.
+            # The caller does not get the reply to ``last``. If it is a claim, its jobs have no
+            # lease.
             self.needs_reconcile = self.needs_reconcile or last is not None
             raise self._refusal
         if isinstance(reply, Exception):
@@ -228,8 +230,8 @@ class PendingLeases:
 
     def _commands(self) -> tuple[list[Command], list[Command]]:
         """Return the commands that the states of the pending leases require: the moves (requeues
-        and parks), and the others. From here on their leases are not pending; if a command has no
-        reply, they are again."""
+        and parks), and the others. From here on their leases are not pending. If a command gets no
+        reply, its leases are pending again."""
         pending = [*self._unanswered, *self._pending]
         self._unanswered, self._pending = [], {}
         try:
@@ -262,12 +264,14 @@ class PendingLeases:
 
     def _requeues(self, returning: Sequence[Lease]) -> Iterator[Command]:
         for where in ("front", "back"):
-            for some in batches([one for one in returning if one.returns_to == where], job_of):
+            for some in batches(
+                [lease for lease in returning if lease.returns_to == where], job_of
+            ):
                 expires = self.expires.get(some[0].job.queue_list, 0)
                 stopped = {lease.job for lease in some if lease.is_cut_short}
                 call = self.lists.requeue([*map(job_of, some)], where, expires, stopped)
                 on_reply = partial(self._on_requeued, some)
-                yield Command(call, on_reply, partial(self._on_move_lost, some))
+                yield Command(call, on_reply, partial(self._on_no_reply_to_move, some))
 
     def _parks(self, parking: Sequence[Lease]) -> Iterator[Command]:
         for some in batches([lease for lease in parking if not lease.delay_ms], job_of):
@@ -277,19 +281,21 @@ class PendingLeases:
             yield self._park(call, some)
 
     def _park(self, call: Call, some: Sequence[Lease]) -> Command:
-        return Command(call, partial(self._on_parked, some), partial(self._on_move_lost, some))
+        return Command(
+            call, partial(self._on_parked, some), partial(self._on_no_reply_to_move, some)
+        )
 
     def _notes(self, waiting: Sequence[Lease]) -> Iterator[Command]:
         for some in batches(waiting, job_of):
-            call = self.lists.clear_starts(
+            call = self.lists.put_notes_back(
                 some[0].job.owner, [lease.job.claim_id for lease in some]
             )
             yield Command(
-                call, partial(self._on_noted, some), partial(self._on_settle_lost, [], some)
+                call, partial(self._on_noted, some), partial(self._on_no_reply_to_settle, [], some)
             )
             for lease in some:
-                # Not known until the reply. If the job starts before that, a command behind this
-                # one removes the note.
+                # Not known until the reply. If the job starts before that, a later command removes
+                # the note.
                 lease.has_waiting_note = None
 
     def _settles(self, acked: Sequence[Lease], starting: Sequence[Lease]) -> Iterator[Command]:
@@ -297,31 +303,35 @@ class PendingLeases:
         and for the acks of jobs without a history, and a script for the acks of jobs that have one
         (``counters``)."""
         for owner in dict.fromkeys(lease.job.owner for lease in chain(acked, starting)):
-            own = [lease for lease in acked if lease.job.owner == owner]
+            of_owner = [lease for lease in acked if lease.job.owner == owner]
             starts = [lease for lease in starting if lease.job.owner == owner]
-            plain = [lease for lease in own if lease.counters is None]
-            for some in [*chunks(plain, ACKS)] or [[]]:
+            plain = [lease for lease in of_owner if lease.counters is None]
+            # The first command has all starts, so that one is sent for starts without any ack.
+            for some in [*chunks(plain, ACKS_PER_COMMAND)] or [[]]:
                 if some or starts:
                     call = self.lists.settle(owner, [*map(job_of, some)], map(job_of, starts))
                     yield self._settle(call, some, starts)
                     starts = []
-            for some in chunks([lease for lease in own if lease.counters is not None], ACKS):
+            for some in chunks(
+                [lease for lease in of_owner if lease.counters is not None], ACKS_PER_COMMAND
+            ):
                 call = self.lists.settle_counted(owner, [*map(job_of, some)])
                 yield self._settle(call, some, [])
 
     def _settle(self, call: Call, acks: Sequence[Lease], starts: Sequence[Lease]) -> Command:
         for lease in starts:
-            # Not known until the reply. If the job is taken back before that, a command behind this
-            # one puts the note back.
+            # Not known until the reply. If the job has to wait again before that, a later command
+            # puts the note back.
             lease.has_waiting_note = None
         on_reply = partial(self._on_settled, acks, starts)
-        return Command(call, on_reply, partial(self._on_settle_lost, acks, starts))
+        return Command(call, on_reply, partial(self._on_no_reply_to_settle, acks, starts))
 
     # -- the replies
 
     def _on_requeued(self, some: Sequence[Lease], reply: Any) -> None:
         if isinstance(reply, Exception):
-            # What the server refuses must not stop claims and acks.
+            # A requeue that the server refuses is sent again later, and does not raise: claims and
+            # acks must go on.
             for lease in some:
                 lease.returns_after = monotonic() + REFUSED_INTERVAL
             self._unanswered += some
@@ -330,38 +340,41 @@ class PendingLeases:
         self._drop_moved(some, reply, State.RETURNING)
 
     def _drop_moved(self, some: Sequence[Lease], missing: Iterable[int], state: State) -> None:
-        """Forget jobs whose move was answered. The ``missing`` (positions from 1) did not move:
-        their claims were gone. These are examined later (``LostJobs``), but not one that has left
-        the state of the move meanwhile, by an ack."""
+        """Forget jobs whose move was answered; all of them have left this process. The ``missing``
+        ones (positions from 1) did not move, since their claims were gone: ``LostJobs`` examines
+        them later, but not a job that was acked meanwhile and so is no longer in ``state``."""
         numbers = {*missing}
         for number, lease in enumerate(some, 1):
             if number in numbers and lease.state is state:
-                self.lost_jobs.add(lease.job, lease.has_run, lease.move_was_sent)
-            self.drop(lease)
+                self.lost_jobs.add(lease.job, lease.has_run, lease.move_had_no_reply)
+            self.leases.apply(lease, Event.LEAVE)
 
-    def _on_move_lost(self, some: Sequence[Lease]) -> None:
+    def _on_no_reply_to_move(self, some: Sequence[Lease]) -> None:
+        """Send a requeue or a park again, since its reply was lost."""
         for lease in some:
-            lease.move_was_sent = True
+            lease.move_had_no_reply = True
         self._unanswered += some
 
     def _on_parked(self, some: Sequence[Lease], reply: Any) -> None:
         if not isinstance(reply, Exception):
             now = self.parking.now
-            self.parking.parked(min(lease.due_ms or now + lease.delay_ms for lease in some))
+            self.parking.note_parked(min(lease.due_ms or now + lease.delay_ms for lease in some))
             self._drop_moved(some, reply, State.PARKING)
             return
         self._parks_from = monotonic() + REFUSED_INTERVAL
         for lease in reversed(some):
-            if lease.delay_ms:  # it cannot run: without a pause it is claimed, and sent here, again
+            if lease.delay_ms:
+                # The job cannot run. If it were requeued at once, it would be claimed and postponed
+                # again without a pause.
                 lease.returns_after = self._parks_from
             self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
         logger.error(
-            "%d jobs that are due later could not be parked: %s. They go back to queue list %s "
-            "and, until the server takes them, wait in a worker's memory. It is asked in %g s.",
+            "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued, and "
+            "wait in a worker's memory until Redis accepts them. Next try in %g s.",
             len(some),
-            reply,
             some[0].job.queue_list,
+            reply,
             REFUSED_INTERVAL,
         )
 
@@ -374,9 +387,10 @@ class PendingLeases:
             lease.has_waiting_note = True
 
     def _on_settled(self, acks: Sequence[Lease], starts: Sequence[Lease], reply: Any) -> None:
-        """Note what was carried out. ``reply`` is the number of claims and notes that were removed.
-        An owner loses all its jobs at once. So 0 means that the ownership of all acked jobs was
-        lost; but not of one whose earlier ack had no reply, since that may have removed it."""
+        """Note what was carried out. ``reply`` is the number of claims and waiting notes that the
+        server removed. An owner that is declared dead loses all its jobs together, so 0 means that
+        the ownership of all these jobs was lost. It does not mean that for a job whose earlier ack
+        had no reply: that ack may have removed the claim."""
         if isinstance(reply, Exception):
             self._refusal = reply
             self._unanswered += [*acks, *starts]
@@ -386,26 +400,27 @@ class PendingLeases:
         now = monotonic()
         for lease in acks:
             self.recently_acked.append((now, lease.job.claim_id))
-            if not (reply or lease.ack_was_sent or lease.is_taken_away):
+            if not (reply or lease.ack_had_no_reply or lease.is_taken_away):
                 self._ownership_lost.append(lease)
             self.leases.apply(lease, Event.LEAVE)
 
-    def _on_settle_lost(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
+    def _on_no_reply_to_settle(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
+        """Send acks, and the changes of waiting notes, again, since the reply was lost."""
         for lease in acks:
-            lease.ack_was_sent = True
+            lease.ack_had_no_reply = True
         self._unanswered += [*acks, *notes]
 
     # -- the connection
 
-    def let_rest(self) -> None:
-        """Give the connection back to its pool if it was not used for a moment (``IDLE``)."""
+    def release_if_idle(self) -> None:
+        """Return the connection to its pool if it was not used for ``IDLE_S`` seconds."""
         if self._pipeline.is_idle:
             self.release_connection()
 
     def release_connection(self) -> None:
-        """Give the connection back to its pool at once, unless replies are to be read. During a
-        send there are: its commands count as unread before they are sent."""
-        if self.lock.acquire(blocking=False):  # else another thread may be using it
+        """Return the connection to its pool at once, unless replies are to be read (during a send
+        there are always some: its commands count as unread before they are sent)."""
+        if self.lock.acquire(blocking=False):  # else another thread may be using the connection
             try:
                 if not self._pipeline.has_unread:
                     self._pipeline.release()

@@ -1,15 +1,19 @@
 """Settles jobs of a live owner that end neither by an ack nor by a plain requeue: their run was
-lost, they are over a limit, or they cannot be read or run.
+lost (its pool process died, say), they are over a limit, or they cannot be read or run. Such a job
+is *recovered* (moved to its queue, or to probation, and counted in its history) or *dead-lettered*
+(moved to the dead set; in names of code: killed).
 
 A worker's main process calls it, in the thread that handles the job (the consumer's loop, or a
 thread of the pool): ``worker/request.py`` and ``worker/settling.py`` for a lost run,
-``worker/unreceivable.py`` before a delivery (over a limit) and for a message that Celery cannot
-receive, ``worker/unknown_tasks.py`` for a task that no worker knows. In every consumer, the
-transport's deliveries call ``quarantine`` for a payload that is no message.
+``worker/job_limits.py`` before the delivery of a job over a limit, ``worker/unreadable_jobs.py``
+for a message that Celery cannot receive, ``worker/unknown_tasks.py`` for a task that no worker
+knows. In every consumer, the transport's deliveries call ``kill_unparseable`` for a payload that is
+no message.
 
 Each job moves, and is counted, in one script (``recover.lua``, ``kill.lua``). If the process dies
-before that, the job is in the private list, and the reaper decides on it. If it dies after that,
-only the log line and the signal are missing: ``kill.lua`` has also queued the failure notification.
+before the script, the job is in the owner's private list on the server, and the reaper decides on
+it. If it dies after the script, only the log line and the signal are missing: ``kill.lua`` has also
+queued the failure notification.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from functools import partial
 from typing import Any
 
 from ...model.dead_job import DeadJob
+from ...model.humanize import command
 from ...model.log_text import one_line_each
 from ...model.strikes import Decision, Limits, Recovery, Running, decide
-from ...model.words import command
 from ...reaper.recovery import decision_of, recoveries_of, report_outcome
 from ...signals import job_killed
-from ...store.counters import Outcome, StrikeCounters
+from ...store.strike_counters import Outcome, StrikeCounters
 from .in_flight import InFlight
 from .lease import Lease
 from .suspect_claims import SuspectClaims
@@ -35,15 +39,16 @@ logger = one_line_each(logging.getLogger(__name__))
 
 #: Tries to decide on a job whose counters change meanwhile: copies of one message share a history,
 #: and another owner may have one of them.
-DECISIONS = 5
+DECISION_TRIES = 5
 
 
 class Settlement:
     """The settlement of lost jobs of one process.
 
-    Each method recovers or dead-letters a job of this process, and returns the dead job if it is
-    one now. If it raises ``RedisError``, the lease stays: the job is in the private list, or it was
-    moved and the reply was lost, which the next call finds out.
+    Each method recovers or dead-letters a job of this process, and returns the dead job if it was
+    dead-lettered. If it raises ``RedisError``, the lease stays, and the caller tries again: the job
+    is in the private list, or it was moved and only the reply was lost. The next call finds out
+    which.
 
     ``sender`` is the Celery app, as the sender of the signal ``job_recovering``, whose receivers
     may decide otherwise.
@@ -62,19 +67,22 @@ class Settlement:
         limits: Limits,
         *,
         stopping: bool = False,
-        excused: bool = False,
+        not_blamed: bool = False,
     ) -> DeadJob | None:
         """Recover or dead-letter a job whose run was lost.
 
         Arguments:
             stopping: this worker is stopping, and may have ended the run: that counts as a stop,
-                and not as a strike.
-            excused: the worker is at fault (no memory, no server): the job gets no strike.
+                and not as a strike (a death that the job may have caused).
+            not_blamed: the worker is at fault (no memory, no server): the job gets no strike.
         """
-        # If the reply is lost, the job may be on its queue by now. If the owner is then declared
-        # dead before the next try, ``lose_all`` must not take the job for one that still runs.
+        # If the script's reply is lost, the job may be on its queue already. If a peer declares the
+        # owner dead before the next try, ``lose_all`` announces the jobs that run: without this
+        # mark it would announce this one as well.
         lease.has_run |= lease.runs
-        running = Running((lease.job.claim_id,), excused=excused, stopping=stopping, own=True)
+        running = Running(
+            (lease.job.claim_id,), not_blamed=not_blamed, stopping=stopping, is_own_loss=True
+        )
         done = self._settle(lease, reason, running, limits, partial(decision_of, sender=sender))
         return report_outcome(done, sender) if done else None
 
@@ -87,7 +95,7 @@ class Settlement:
         not know the limits of its task. Or a stopping worker requeued it: a requeue counts a stop,
         and compares it with no limit.
         """
-        for _ in range(DECISIONS):
+        for _ in range(DECISION_TRIES):
             recovery = self._recovery(lease, "", Running(), limits)
             # ``recoveries`` counts the recovery that would come now: 1 means none before.
             counted = recovery.recoveries > 1 or recovery.stops
@@ -103,16 +111,18 @@ class Settlement:
                 return report_outcome(done, sender)
         return None
 
-    def bury(self, lease: Lease, reason: str, *, junk: bool = False) -> DeadJob | None:
-        """Dead-letter a job that never ran, without a failure notification: unlike ``kill``, it
-        leaves it to its caller whether the publisher is informed, and how.
+    def kill_without_notice(
+        self, lease: Lease, reason: str, *, junk: bool = False
+    ) -> DeadJob | None:
+        """Dead-letter a job that never ran, without a failure notification. ``kill`` sends one;
+        here the caller of this method decides whether the publisher is informed, and how.
 
         Arguments:
             junk: the payload is no message.
 
         Returns:
-            the dead job; None if ownership was lost, or if in ``DECISIONS`` tries the counters had
-            always changed meanwhile: the job is requeued then.
+            the dead job; None if ownership was lost, or if in ``DECISION_TRIES`` tries the counters
+            had always changed meanwhile: the job is requeued then.
         """
         changes = {"parsed": False} if junk else {"never_ran": True}
         limits = Limits.of(self.config)
@@ -128,19 +138,21 @@ class Settlement:
     def kill(self, lease: Lease, reason: str, sender: Any) -> DeadJob | None:
         """Dead-letter a job that never ran, since Celery cannot receive or run it. Its caller gets
         a failure notification. Return the dead job; None if ownership was lost, or if in
-        ``DECISIONS`` tries the counters had always changed meanwhile: the job is requeued then."""
+        ``DECISION_TRIES`` tries the counters had always changed meanwhile: the job is requeued
+        then."""
         limits = Limits.of(self.config)
         done = self._settle(
             lease, reason, Running(), limits, lambda _: Decision.KILL, never_ran=True
         )
         return report_outcome(done, sender) if done else None
 
-    def quarantine(self, lease: Lease) -> DeadJob | None:
-        """Dead-letter a payload that is no message: decoding it would end the worker."""
-        if dead := self.bury(lease, "unparseable payload", junk=True):
+    def kill_unparseable(self, lease: Lease) -> DeadJob | None:
+        """Dead-letter a payload that is no message. If it were delivered, decoding it would end the
+        worker."""
+        if dead := self.kill_without_notice(lease, "unparseable payload", junk=True):
             logger.error(
-                "An item on queue %s was put into quarantine: unparseable payload (%d bytes, "
-                "starts with %r). Look at it with `%s dead show %s`, then mend whoever wrote it.",
+                "Unparseable message moved to the dead set (queue=%s, bytes=%d, begins=%r). See it "
+                "with `%s dead show %s`, and fix the program that sent it.",
                 lease.job.queue_list,
                 len(lease.job.payload),
                 lease.job.payload[:40],
@@ -161,18 +173,19 @@ class Settlement:
         **changes: Any,
     ) -> Outcome | None:
         """Decide on a job by ``how`` and carry the decision out. If the job's counters have changed
-        in between, decide again, ``DECISIONS`` times in all. Return None if none of the decisions
-        was carried out: the job is requeued, if it is still this owner's.
+        in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of the
+        decisions was carried out: the job is requeued then, if it is still this owner's.
 
-        If an earlier call moved the job and its reply was lost, the job's history on the server has
-        an entry of this claim: the job is not counted a second time.
+        If an earlier call moved the job and only its reply was lost, the job's history on the
+        server has an entry of this claim. Then nothing is done, so that the job is not counted
+        twice, and the outcome has the recovery as the server counted it.
         """
         counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
-        for _ in range(DECISIONS):
+        for _ in range(DECISION_TRIES):
             recovery = replace(self._recovery(lease, reason, running, limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
-                # The reply was lost: the job was recovered, and this worker may have claimed it
-                # again, as another claim.
+                # An earlier call recovered the job, and its reply was lost. This worker may have
+                # claimed the job again, as another claim.
                 self.in_flight.drop(lease)
                 return Outcome(self._recovery(lease, reason, Running(), limits).latest(), b"ok")
             if done := self._carry_out(lease, recovery, how(recovery), notice=notice):
@@ -182,7 +195,7 @@ class Settlement:
         return None
 
     def _details(self, reason: str) -> dict[str, str]:
-        node = self.in_flight.runner.node
+        node = self.in_flight.executor.node
         return {"app_name": self.config.app_name, "node": node, "reason": reason}
 
     def _recovery(self, lease: Lease, reason: str, running: Running, limits: Limits) -> Recovery:
@@ -194,13 +207,13 @@ class Settlement:
     def _carry_out(
         self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: bool = True
     ) -> Outcome | None:
-        """Carry a decision out; return None if it no longer holds, or ownership was lost: the
-        script answers ``recounted`` or ``moved`` then."""
+        """Carry a decision out. Return None if the job's counters have changed since the decision
+        (the script answers ``recounted``), or ownership was lost (``moved``)."""
         in_flight, queue_list = self.in_flight, lease.job.queue_list
         if lease.is_gone:
             return None
         expires = in_flight.pending.expires.get(queue_list, 0)
-        make = in_flight.runner.notice if notice else None
+        make = in_flight.executor.notice if notice else None
         [outcome] = self.strike_counters.carry_out(
             [(recovery, decision)], expires, marked=False, notice=make
         )
@@ -211,6 +224,6 @@ class Settlement:
         if outcome.answer != b"ok":
             return None
         in_flight.drop(lease)
-        if recovery.probation and decision is Decision.RECOVER:
+        if recovery.solo_runs and decision is Decision.RECOVER:
             self.suspects.add_lists([queue_list])
         return outcome

@@ -1,17 +1,17 @@
 """The claims of suspects of one process: alone in it, or alongside other jobs.
 
 A *suspect* is a job on probation: it may have killed the process of an earlier owner, and waits in
-a list of its own for a *solo run*, in which it is the only job of its process. For its *solo
-window* no other job starts alongside it.
+a list of its own for a *solo run*, in which it is the only job of its process. No other job starts
+alongside it until its *solo window* (a number of seconds) is over, or it has ended.
 
 ``Probation`` of the fetch loop decides when a suspect may run in this process, claims it and ends
 the solo run, in the thread of the consumer's loop. A worker's gate reads ``solo``, and starts
-nothing alongside. ``worker/unreceivable.py`` puts a job on probation before its delivery. The
+nothing alongside. ``worker/job_limits.py`` puts a job on probation before its delivery. The
 heartbeat thread replaces ``lists``; settlement and the maintenance thread add to it.
 
-If the process dies, a suspect that it has claimed is in its private list, recorded as running since
-the claim, and the reaper counts the death, also if the job had not begun. All else is in memory
-alone.
+If the process dies, a suspect that it has claimed is in its private list on the server, recorded as
+running since the claim, and the reaper counts the death as a strike, also if the job had not begun.
+All else is in memory alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from time import monotonic
 
 from ...model.job import Job
-from ...store.private_lists import earlier_of
+from ...store.private_lists import history_of
 from .in_flight import InFlight
 from .lease import Lease, State
 
@@ -34,17 +34,17 @@ class SuspectClaims:
         self.in_flight, self.leases, self.pending = in_flight, in_flight.leases, in_flight.pending
         #: Queue lists with suspects; each heartbeat replaces them.
         self.lists: frozenset[str] = frozenset()
-        #: End of the solo window of the suspect that was claimed last (monotonic s). Until then no
-        #: job starts alongside one in a solo run; if it runs alongside other jobs, no second
-        #: suspect is claimed.
+        #: End of the solo window of the suspect that was claimed last (monotonic s). It limits two
+        #: things. If the suspect has a solo run, no other job starts before that. If it runs
+        #: alongside other jobs, no second suspect is claimed before that.
         self.solo_until = 0.0
 
     def add_lists(self, lists: Collection[str]) -> None:
-        """Note that these queue lists have suspects."""
+        """Add queue lists that have suspects."""
         self.lists |= {*lists}
 
     def remove_lists(self, lists: Collection[str]) -> None:
-        """Note that these queue lists have no suspects."""
+        """Remove queue lists that have no suspects."""
         self.lists -= {*lists}
 
     @property
@@ -55,14 +55,15 @@ class SuspectClaims:
     def claim_alone(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
     ) -> Lease | None:
-        """Claim the next suspect of a queue list for a solo run; return its lease. Jobs of this
-        process that wait for their start may be there: the gate starts none of them meanwhile.
+        """Claim the next suspect of a queue list for a solo run; return its lease. This process may
+        have jobs that wait for their start: the gate starts none of them meanwhile.
 
         Return None if there is no suspect, if a job of this process runs or may run, or if the
-        reply to an earlier claim was lost: that may have claimed a suspect without a lease.
+        reply to an earlier claim was lost: that claim may have brought a suspect which has no
+        lease here.
 
         Arguments:
-            solo_window: number of the solo run, from 1 -> its solo window (s).
+            solo_window: returns the solo window (s) for the number of the solo run, from 1.
         """
         with self.pending.lock:
             self.pending.flush()
@@ -73,18 +74,18 @@ class SuspectClaims:
             lease = self._claim(owner, queue_list)
             if lease is not None:
                 self.leases.solo = lease
-                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
+                self.solo_until = monotonic() + solo_window(lease.claimed.solo_runs)
             return lease
 
     def claim_alongside(
         self, owner: str, queue_list: str, solo_window: Callable[[int], float]
     ) -> Lease | None:
         """Claim the next suspect of a queue list to run alongside other jobs. The fetch loop does
-        so after a quiesce (this process claims nothing until its jobs have ended) that reached its
-        time limit. Arguments and result as ``claim_alone``.
+        so after a *quiesce* that reached its time limit: this process had claimed nothing, and
+        still its jobs did not end. Arguments and result as ``claim_alone``.
 
         No second suspect is claimed in the solo window of the first. If two ran together each time,
-        one that kills its process would bring the blame for each death on the other as well.
+        and one of them kills its process, the other one would be blamed for each death, too.
         """
         with self.pending.lock:
             self.pending.flush()
@@ -93,7 +94,7 @@ class SuspectClaims:
                 return None
             lease = self._claim(owner, queue_list, alongside=True)
             if lease is not None:
-                self.solo_until = monotonic() + solo_window(lease.claimed.probation)
+                self.solo_until = monotonic() + solo_window(lease.claimed.solo_runs)
             return lease
 
     def _claim(self, owner: str, queue_list: str, alongside: bool = False) -> Lease | None:
@@ -101,12 +102,13 @@ class SuspectClaims:
             return None
         call = self.pending.lists.claim_suspect(owner, queue_list, alongside)
         reply = self.pending.flush(call)
-        if reply[0] == b"none":
+        # The next heartbeat names the list again, and the paused queue with it.
+        if reply[0] in (b"none", b"paused"):
             self.remove_lists([queue_list])
         if reply[0] != b"ok":
             return None
-        job = Job(owner, queue_list, reply[1], call.args[-1])
-        lease = Lease(job, earlier_of(reply[2]), has_waiting_note=False, is_suspect=True)
+        job = Job(owner, queue_list, reply[1], call.args[-1])  # the last argument is the claim id
+        lease = Lease(job, history_of(reply[2]), has_waiting_note=False, is_suspect=True)
         self.leases.add(lease)
         return lease
 

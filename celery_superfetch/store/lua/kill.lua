@@ -2,7 +2,7 @@
 -- that tells its caller) to the front of its queue.
 -- KEYS: dead set, dead jobs, the caps of each, unannounced, bytes under each cap, stats, how many jobs kills
 --       have dropped, the cap it is under, the owner record, private list, the job's history, its queue list,
---       rows of stats
+--       rows of stats, series of the charts, rows of the charts
 -- ARGV: claim id, 1 when the owner must be marked reaped, recoveries the decision saw, job id,
 --       record (JSON), most jobs under that cap (0: the passes of another app enforce it), most bytes of
 --       their records (0: any number), most jobs to drop for this one, 1 if its caller is to be told, queue
@@ -11,13 +11,13 @@
 -- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
-local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, facts, private, counters, queue, rows =
-  unpack(KEYS)
+local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, owner_record, private, counters, queue, rows,
+  minutes, minute_rows = unpack(KEYS)
 local claim, marked, expected, id, record = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local most_jobs, most_bytes, batch = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local is_told, queue_list = ARGV[9] == '1', ARGV[10]
 local notice, placeholder, expires, task = ARGV[11], ARGV[12], tonumber(ARGV[13]), ARGV[14]
-if marked == '1' and redis.call('HGET', facts, 'state') ~= 'reaped' then return {'unmarked'} end
+if marked == '1' and redis.call('HGET', owner_record, 'state') ~= 'reaped' then return {'unmarked'} end
 local history = read_note('hash', 'HMGET', counters, 'recoveries')
 if counter(history[1]) ~= tonumber(expected) then return {'recounted'} end
 -- One comes, so one has to go, or as many as have its bytes; a lowered limit is reached by `trim`.
@@ -51,6 +51,7 @@ redis.call('DEL', counters)
 redis.pcall('HINCRBY', bytes, cap, #record)
 redis.pcall('HINCRBY', stats, 'killed', 1)
 count_by_task(stats, rows, 'killed', queue_list, task)
+chart(minutes, minute_rows, 'killed', queue_list, 1)
 if notice ~= '' then
   local from, to = string.find(notice, placeholder)
   redis.call('RPUSH', queue, string.sub(notice, 1, from - 1) .. name .. string.sub(notice, to + 1))

@@ -3,7 +3,7 @@
 -- ARGV: owner, its last heartbeat that the verdict saw, ms the tombstone stays listed, reason
 -- Returns: how many of its jobs ran, if this call marked it; else nil
 -- Crash: the owner is marked and listed as a tombstone; the next pass drains its lists.
-local owners, facts, host, reaped, stats, private, ranks = unpack(KEYS)
+local owners, owner_record, host, reaped, stats, private, ranks = unpack(KEYS)
 local owner, seen, listed, reason = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local text = redis.call('ZSCORE', owners, owner)
 if not text then return false end
@@ -22,12 +22,13 @@ for _, field in ipairs(redis.call('HKEYS', private)) do
 end
 local now = now()
 -- The state as it was (running, stopping) decides whether its jobs get strikes.
-local state = redis.call('HGET', facts, 'state') or 'running'
+local state = redis.call('HGET', owner_record, 'state') or 'running'
 redis.call('ZREM', owners, owner)
-drop_ranks(ranks, redis.call('HGET', facts, 'group'), owner)
+drop_ranks(ranks, redis.call('HGET', owner_record, 'group'), owner)
 -- Who is blamed depends on how many ran now: a frozen process that settles one of two later must
 -- not leave the other alone with it.
-redis.call('HSET', facts, 'state', 'reaped', 'was', state, 'ran', ran, 'reaped_at', now, 'reason', reason)
+redis.call('HSET', owner_record, 'state', 'reaped', 'state_before_reap', state, 'ran_at_reap', ran,
+  'reaped_at', now, 'reason', reason)
 redis.call('ZADD', reaped, now + listed, owner)
 redis.call('SREM', host, owner)
 redis.pcall('HINCRBY', stats, 'owners_reaped', 1)

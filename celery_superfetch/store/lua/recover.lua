@@ -3,7 +3,7 @@
 -- process was lost. Each job's steps note is kept in its history, for the next claim.
 -- KEYS: the owner's record, private list, public queue list, flag that some job has a history, stats,
 --       probation list, index of queue lists with probation, jobs that many stops cut short, rows of stats,
---       then each job's history
+--       series of the charts, rows of the charts, then each job's history
 -- ARGV: 1 if the owner must be marked reaped (0: a live owner calls), seconds to keep a history, ms of
 --       the queue's x-expires (0: none), queue list, owner, reason, most stops with which a job goes to
 --       the front, stops from which on `status` names a job, then for each job, newest first: claim id,
@@ -14,22 +14,23 @@
 --       (it is not in the private list), "recounted" (its history has changed)
 -- Crash: each job is in exactly one list, and counted if it moved. All move at once, so that a waiting
 --       consumer gets the oldest and not the first that was moved. A repetition finds "moved".
-local facts, private, queue, flag, stats, probation, on_probation, stopped, rows = unpack(KEYS, 1, 9)
+local owner_record, private, queue, flag, stats, probation, on_probation, stopped, rows, minutes, minute_rows =
+  unpack(KEYS, 1, 11)
 local marked, window, expires = ARGV[1] == '1', tonumber(ARGV[2]), tonumber(ARGV[3])
 local queue_list, owner, reason = ARGV[4], ARGV[5], ARGV[6]
 local to_front, named = tonumber(ARGV[7]), tonumber(ARGV[8])
-local OF_ALL, OF_EACH, FIRST_KEY = 8, 8, 9  -- arguments, and the keys before the histories
+local OF_ALL, OF_EACH, FIRST_KEY = 8, 8, 11  -- arguments, and the keys before the histories
 local function args_of(i) return unpack(ARGV, OF_ALL + OF_EACH * (i - 1) + 1, OF_ALL + OF_EACH * i) end
 local no = wrong(queue, probation)
 if no then return no end
-local unmarked = marked and redis.call('HGET', facts, 'state') ~= 'reaped'
+local unmarked = marked and redis.call('HGET', owner_record, 'state') ~= 'reaped'
 read_note('set', 'SISMEMBER', on_probation, queue_list)
 local jobs = #KEYS - FIRST_KEY
 -- All is read before anything moves: if the private list or the owner's record has another type, the script
 -- raises here, while each job is in its place. A history of another type counts as none.
 local before, payloads, steps = {}, {}, {}
 for i = 1, jobs do
-  before[i] = read_note('hash', 'HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'probation',
+  before[i] = read_note('hash', 'HMGET', KEYS[FIRST_KEY + i], 'recoveries', 'history', 'solo_runs',
     'token', 'quiesced', 'stops', 'deaths', 'alongside')
   local id = args_of(i)
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
@@ -38,14 +39,14 @@ end
 local outcomes, counted, recovered = {}, {}, 0
 local function recover(i)
   local history = KEYS[FIRST_KEY + i]
-  local id, expected, strikes, blame, solitude, own, record, task = args_of(i)
+  local id, expected, strikes, blame, solo_runs, own, record, task = args_of(i)
   local _, entries, was_suspect, token_before, quiesced = unpack(before[i], 1, 5)
-  local suspect, is_stop = solitude ~= '0', blame == 'stop'
+  local suspect, is_stop = solo_runs ~= '0', blame == 'stop'
   local is_strike = blame == 'exact' or blame == 'suspect'
   local function one_more(at) return counter(before[i][at]) + 1 end
   local stops, deaths, alongside = one_more(6), one_more(7), one_more(8)
   -- If a live owner does not get the reply, it finds by this entry that the job was counted (`_settle` in
-  -- `lost_runs.py`): else it would count the loss twice.
+  -- `settlement.py`): else it would count the loss twice.
   local claim = not marked and id or nil
   entries = with_entry(entries, {owner = owner, reason = reason, strike = is_strike and blame or '',
     stop = is_stop or nil, claim = claim})
@@ -68,10 +69,10 @@ local function recover(i)
   if is_strike and own == '0' then redis.call('HSET', history, 'deaths', deaths) end
   if blame == 'suspect' then redis.call('HSET', history, 'alongside', alongside) end
   if suspect then
-    redis.call('HSET', history, 'probation', solitude)
+    redis.call('HSET', history, 'solo_runs', solo_runs)
   elseif was_suspect then
     -- If another app had put it on probation, and its own has no strike limit, it would stay there.
-    redis.call('HDEL', history, 'probation')
+    redis.call('HDEL', history, 'solo_runs')
   end
   if redis.call('TTL', history) < 0 then redis.call('EXPIRE', history, window) end
   if is_stop and stops >= named then name_stopped(stopped, record, window) end
@@ -83,7 +84,7 @@ delete_foreign(stats)
 local suspects = {}
 for i = 1, jobs do
   local history = KEYS[FIRST_KEY + i]
-  local _, expected, _, _, solitude = args_of(i)
+  local _, expected, _, _, solo_runs = args_of(i)
   if unmarked then
     outcomes[i] = 'unmarked'
   elseif not payloads[i] then
@@ -92,7 +93,7 @@ for i = 1, jobs do
     outcomes[i] = 'recounted'
   else
     outcomes[i], counted[history] = 'ok', true
-    if solitude == '0' then recover(i) else suspects[#suspects + 1] = i end
+    if solo_runs == '0' then recover(i) else suspects[#suspects + 1] = i end
   end
 end
 -- Suspects go behind those that wait already, the oldest first.
@@ -100,5 +101,6 @@ for at = #suspects, 1, -1 do recover(suspects[at]) end
 if recovered > 0 then
   flagged(flag, window)
   redis.pcall('HINCRBY', stats, 'recovered', recovered)
+  chart(minutes, minute_rows, 'recovered', queue_list, recovered)
 end
 return outcomes

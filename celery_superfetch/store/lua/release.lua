@@ -26,7 +26,7 @@ local function move(name, member)
   local payload = string.sub(member, (string.find(member, '\n') or 0) + 1)
   -- A history key of another type counts as none: if it raised, no job would be released.
   local suspect = counted
-    and redis.pcall('HEXISTS', counters_of .. redis.sha1hex(payload), 'probation') == 1
+    and redis.pcall('HEXISTS', counters_of .. redis.sha1hex(payload), 'solo_runs') == 1
   if suspect then
     redis.call('SADD', on_probation, name)
     redis.call('LPUSH', probation_of .. name, payload)

@@ -22,7 +22,7 @@ local jobs, payloads, steps, earlier = #KEYS - 8, {}, {}, {}
 for i = 1, jobs do
   local id = ARGV[5 + 3 * i]
   payloads[i], steps[i] = unpack(redis.call('HMGET', private, id, 's' .. id))
-  earlier[i] = read_note('hash', 'HMGET', KEYS[i + 8], 'probation', 'token', 'stops', 'history')
+  earlier[i] = read_note('hash', 'HMGET', KEYS[i + 8], 'solo_runs', 'token', 'stops', 'history')
 end
 redis.call('HDEL', private, 'w')  -- a removal first (shared.lua)
 delete_foreign(stats)

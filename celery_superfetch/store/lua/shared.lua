@@ -71,7 +71,7 @@ local function wrong(...)
   for _, name in ipairs({...}) do
     local fits, kind = takes(name)
     if not fits then
-      return redis.error_reply("WRONGTYPE '" .. name .. "' is no queue, it holds a " .. kind)
+      return redis.error_reply("WRONGTYPE '" .. name .. "' is not a queue: the key holds a " .. kind)
     end
   end
 end
@@ -199,6 +199,57 @@ local function count_by_task(stats, rows, event, queue_list, task)
   redis.pcall('HINCRBY', stats, row, 1)
 end
 
+-- A series of the charts with one more count. It is a text: the number of its last slot, a space, then a comma
+-- and a count for each slot up to that one (empty: nothing was counted). A slot is a minute, or ten, numbered
+-- since the epoch; the latest `most` are kept. With `is_most` the count of a slot is the greatest that it got,
+-- else their sum.
+local function with_count(series, slot, most, count, is_most)
+  local function added(before)
+    before = tonumber(before) or 0
+    return string.format('%.0f', is_most and math.max(before, count) or before + count)
+  end
+  local head, last, latest = string.match(series or '', '^((%d+) [,%d]*,)(%d*)$')
+  last = tonumber(last)
+  -- The server's clock may be set back a little, in a failover say. If it is far behind the last slot, the
+  -- times of all slots were wrong.
+  if not last or slot - last >= most or last - slot > 5 then return slot .. ' ,' .. added() end
+  if slot <= last then return head .. added(latest) end
+  local row = series .. string.rep(',', slot - last) .. added()
+  local _, size = string.gsub(row, ',', ',')
+  local at = string.find(row, ',', 1, true)
+  for _ = 1, size - most do at = string.find(row, ',', at + 1, true) end
+  return slot .. ' ' .. string.sub(row, at)
+end
+
+-- Adds a count to both series of a row of the charts: of the latest hour by minutes, and of the latest day by
+-- ten minutes, each with the slot that is under way. `name`: event, tab, queue list; without a queue list it is
+-- the event's total. Rows are bounded: beyond 4,000 a new queue list has no row, and counts in the total alone.
+-- `passed` drops rows that have not grown for a day. An error counts nothing, and does not stop the script.
+local CHART_MS = 86400000 + 600000
+local function count_in_chart(minutes, rows, name, count, is_most)
+  local by_minute, by_ten = '1\t' .. name, '10\t' .. name
+  local before = redis.pcall('HMGET', minutes, by_minute, by_ten)
+  if before.err then return end
+  if not before[1] and string.sub(name, -1) ~= '\t' then
+    local size = redis.pcall('HLEN', minutes)
+    if type(size) ~= 'number' or size >= 8000 then return end
+  end
+  local at = now()
+  local minute, ten = math.floor(at / 60000), math.floor(at / 600000)
+  redis.pcall('HSET', minutes, by_minute, with_count(before[1], minute, 61, count, is_most),
+    by_ten, with_count(before[2], ten, 145, count, is_most))
+  if string.match(before[1] or '', '^%d+') ~= tostring(minute) then  -- once a minute is enough
+    redis.pcall('ZADD', rows, at, name)
+    redis.pcall('PEXPIRE', minutes, CHART_MS)
+    redis.pcall('PEXPIRE', rows, CHART_MS)
+  end
+end
+
+-- Counts an event of some jobs of one queue list in the charts.
+local function chart(minutes, rows, event, queue_list, count)
+  count_in_chart(minutes, rows, event .. '\t', count)
+  if queue_list ~= '' then count_in_chart(minutes, rows, event .. '\t' .. queue_list, count) end
+end
 
 -- The entries of a job's history (JSON) and one more, to which it adds the time. It keeps the latest 20:
 -- the field must not grow without bound.

@@ -1,25 +1,29 @@
 """Client ids: the numbers by which a server names connections. They are used to find out whether a
 connection is one of this package, to close it, and to end its blocking command.
 
-Each run of a server counts anew: after a restart, or at another server, an id may be a stranger's
-connection. So an id is used only together with the run id of the server that gave it.
+Each run of a server counts its connections from 1: after a restart, or at another server, an id may
+be that of another program's connection. So an id is used only together with the run id of the
+server that gave it.
 
 Who calls: a worker's blocking reads and its key tracking use ``LoneConnection``, ``unblock`` and
-``cut`` in the thread of the event loop. A reaper closes the connections of an owner that it has
-marked (``cut``, through ``registry.py``). An owner has one ``Home``: its heartbeat thread sets
+``cut`` in the thread of the event loop. A reaper closes the connections of an owner (a process that
+claims jobs) that it has declared dead (``cut``, through ``owner_registry.py``). An owner has one
+``PrimaryGuard``, which names the server that gets its heartbeats: its heartbeat thread sets
 ``run_id``, and each of the owner's connections calls ``greet`` when it connects and
 ``refuse_stranger`` after each reply. `superfetch drill` asks for ``addresses``.
 
-No key is written. If the process dies, the server closes its connections as soon as it notices;
-until then it may still execute a blocking command of one, which moves a job to a landing list of
-the owner, and a reaper requeues it. If it dies in ``cut``, some connections are closed and others
-are not.
+No key is written. If the process dies, the server closes its connections as soon as it notices.
+Until then the server may still execute a blocking command of such a connection, which moves a job
+to a landing list of the owner; a reaper requeues the job. If a process dies in ``cut``, some of the
+connections stay open, and the next passes of reapers drain the jobs that come by them.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
 redis connection:Connection.
     wait for a socket, and know that it is another: _sock can_read(timeout)
-    hear of changed lists: _parser read_response(push_request=)
+    read reports of changed lists between replies: _parser read_response(push_request=)
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from .connections import NotServed, Params, is_ours
+from .connections import NotServed, Params, is_own_connection
 from .pipeline import CHECKOUT, asked
 from .server import info
 
@@ -53,15 +57,15 @@ class LoneConnection:
     and calls ``read`` when a reply has come. Each method may raise ``RedisError``."""
 
     def __init__(self, params: Params) -> None:
-        own = {name: value for name, value in params.items() if name != "max_connections"}
-        self._connection: Any = own.pop("connection_class", Connection)(**own)
+        options = {name: value for name, value in params.items() if name != "max_connections"}
+        self._connection: Any = options.pop("connection_class", Connection)(**options)
         #: Its client id, and the run of the server that gave it. 0: unknown, so that the connection
         #: can be neither unblocked nor closed by the server.
         self.id = 0
         self.run_id = ""
         #: Since when (monotonic, s) a reply is missing; 0: none is. One reply is missing at most.
         self.waits_since = 0.0
-        #: What the server has reported between replies (RESP3), see ``expect_reports``.
+        #: Reports of the server between replies (RESP3), see ``expect_reports``.
         self.reports: deque[list[Any]] = deque()
 
     def connect(self) -> int:
@@ -98,12 +102,13 @@ class LoneConnection:
         self.waits_since = self.waits_since or now
 
     def read(self) -> Any:
-        """Read the missing reply; wait for it if it has not come."""
+        """Read the missing reply; wait for it if it has not come. An error that the server answers
+        is raised."""
         self.waits_since = 0.0
         return self._connection.read_response()
 
     def expect_reports(self) -> None:
-        """Keep what the server reports between replies in ``reports``; RESP3 alone has reports."""
+        """Append what the server reports between replies to ``reports``. Only RESP3 has reports."""
         parser = self._connection._parser
         # redis-py 5.0 has one handler for all kinds; hiredis has none, and returns them as replies.
         for name in ("set_invalidation_push_handler", "set_push_handler"):
@@ -111,10 +116,12 @@ class LoneConnection:
                 return set_handler(self.reports.append)
 
     def receive(self) -> Any:
-        """Read one message: the missing reply, which is returned, or a report: return None."""
+        """Read one message. Return it if it is the missing reply; if it is a report, append it to
+        ``reports`` and return None. If the server answers an error, raise it."""
         waited_since, self.waits_since = self.waits_since, 0.0
-        message = self._connection.read_response(push_request=True)  # raises what is refused
-        if isinstance(message, list):  # by hiredis
+        message = self._connection.read_response(push_request=True)
+        # hiredis returns reports as lists. No command that is sent here has a list as its reply.
+        if isinstance(message, list):
             self.reports.append(message)
             message = None
         if message is None:
@@ -125,14 +132,10 @@ class LoneConnection:
         """Return whether a reply is missing for more than ``limit`` seconds."""
         try:
             late = self.waits_since and monotonic() - self.waits_since > limit
-            # If this thread was busy for long, the reply may have come and only not been read.
+            # If this thread was busy for long, the reply may have come and may only not be read.
             return bool(late) and not self.can_read()
         except (RedisError, OSError):
             return True
-
-    def ask(self, *command: Any) -> Any:
-        self.send(*command)
-        return self.read()
 
     def can_read(self, timeout: float = 0.0) -> bool:
         return bool(self._connection.can_read(timeout=timeout))
@@ -168,23 +171,24 @@ def known_as(connection: Any) -> tuple[int, str]:
     return _known[connection._sock]
 
 
-class Home:
-    """The server that gets the heartbeats of this owner. Its other connections refuse each other
-    server: after a failover an old primary that was frozen or cut off may answer for a while, and
-    what it accepts will be lost."""
+class PrimaryGuard:
+    """The server that gets the heartbeats of this owner. The owner's other connections refuse any
+    other server: after a failover an old primary that was frozen or cut off may answer for a while,
+    and what it accepts will be lost."""
 
     #: The run of the server that answered the last heartbeat; empty: unknown.
     run_id = ""
-    #: A connection of this owner has reached another server: the heartbeat session connects again
-    #: to the primary before its next heartbeat, and clears this.
+    #: True: a connection of this owner has reached another server than the heartbeats, so one of
+    #: the two is no longer the primary. The heartbeat session connects again to the primary before
+    #: its next heartbeat, and sets this to False.
     contested = False
 
     def __init__(self) -> None:
-        #: Wakes the heartbeat thread, which sets it when it starts; ``bool`` does nothing.
+        #: Wakes the heartbeat thread, which sets this when it is made. ``bool`` does nothing.
         self.wake: Callable[[], object] = bool
 
     def greet(self, connection: Any) -> None:
-        """Note which run of the server a new connection has reached; raise NotServed if it is
+        """Store which run of the server a new connection has reached; raise NotServed if it is
         another than that of the heartbeats."""
         connection.run_id = known_as(connection)[1]
         self.refuse_stranger(connection)
@@ -192,9 +196,11 @@ class Home:
     def refuse_stranger(self, connection: Any) -> None:
         """Raise NotServed if a connection has reached another server than the heartbeats. It is
         checked after each reply, since the heartbeats may have moved since it was opened."""
+        # ``here`` is the run of the heartbeats' server.
         run, here, slot = connection.run_id, self.run_id, connection.slot
-        # Without Sentinels or a cluster, or if the cluster shows one node, there may be a proxy
-        # that leads each connection to another server: then no connection is wrong.
+        # ``replaceable`` is False without Sentinels and without a cluster. Then, or if the cluster
+        # shows one node, there may be a proxy that leads each connection to another server, and no
+        # connection is wrong.
         proxied = not connection.replaceable or (slot is not None and slot.one_node)
         if proxied or run == here or not (run and here):
             return
@@ -202,8 +208,8 @@ class Home:
         self.contested = True
         self.wake()
         raise NotServed(
-            "this connection led to another primary than the heart of this process: what that has "
-            "answered is not believed, nor what it has done; looking for the primary"
+            "this connection leads to another primary than the worker's heartbeats: its replies "
+            "are discarded; looking for the current primary"
         )
 
 
@@ -219,11 +225,11 @@ def listed(reply: bytes) -> dict[int, dict[str, str]]:
 def recognised(
     connection: Any, ids: Sequence[int], addresses: Mapping[int, str] | None = None
 ) -> dict[int, bool] | None:
-    """Find the owners of some client ids by CLIENT LIST.
+    """Find out by CLIENT LIST which of some client ids are connections of this package.
 
-    A stranger's connection must not be closed. Ids may be wrong although the run id is right: an
-    owner record may be forged, and several proxies may show one run id and number their connections
-    each by itself.
+    Another program's connection must not be closed. Ids may be wrong although the run id is right:
+    an owner record may be forged, and several proxies may show one run id while each numbers its
+    connections by itself.
 
     Arguments:
         connection: the connection that asks.
@@ -235,17 +241,17 @@ def recognised(
         has the package's name or the address in ``addresses``, and the user and database of
         ``connection``. None: the ACL forbids CLIENT LIST.
     """
-    own, _ = known_as(connection)
-    asked_for = [id for id in ids if 0 < id < 2**63 and id != own][:RECOGNISED_IDS]
-    if not own or not asked_for:
+    asker_id, _ = known_as(connection)
+    asked_for = [id for id in ids if 0 < id < 2**63 and id != asker_id][:RECOGNISED_IDS]
+    if not asker_id or not asked_for:
         return {}
-    [reply] = asked(connection, ("CLIENT", "LIST", "ID", own, *asked_for))
+    [reply] = asked(connection, ("CLIENT", "LIST", "ID", asker_id, *asked_for))
     if not isinstance(reply, bytes):
         return None
     rows = listed(reply)
-    asker = rows.pop(own, {})
+    asker = rows.pop(asker_id, {})
     return {
-        id: (is_ours(row) or row.get("addr") == (addresses or {}).get(id))
+        id: (is_own_connection(row) or row.get("addr") == (addresses or {}).get(id))
         and all(row.get(field) == asker.get(field) for field in ("user", "db"))
         for id, row in rows.items()
     }
@@ -256,16 +262,16 @@ def cut(
 ) -> bool:
     """Close connections by CLIENT KILL: those of ``ids`` that are connections of this package, or
     of this process by ``addresses`` (see ``recognised``). Return False if one of them may still be
-    open: the server has restarted, shows an id as a stranger's, or forbids CLIENT LIST or CLIENT
-    KILL."""
+    open: the server has restarted, shows an id as another program's, or forbids CLIENT LIST or
+    CLIENT KILL."""
 
     def kill(connection: Any) -> list[Any]:
-        is_ours_by_id = recognised(connection, ids, addresses)
-        if is_ours_by_id is None:
+        is_own_by_id = recognised(connection, ids, addresses)
+        if is_own_by_id is None:
             return [None]
-        cut_ids = [id for id, is_ours in is_ours_by_id.items() if is_ours]
+        cut_ids = [id for id, is_own in is_own_by_id.items() if is_own]
         replies = asked(connection, *(("CLIENT", "KILL", "ID", id) for id in cut_ids))
-        return [*replies, *(None for is_ours in is_ours_by_id.values() if not is_ours)]
+        return [*replies, *(None for is_own in is_own_by_id.values() if not is_own)]
 
     replies = _at_run(client, run_id, kill)
     return replies is not None and all(isinstance(reply, int) for reply in replies)
@@ -274,12 +280,12 @@ def cut(
 def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:
     """Return the addresses, by CLIENT LIST, of those ids that are connections of this package."""
 
-    def ask(connection: Any) -> list[Any]:
-        is_ours_by_id = recognised(connection, ids) or {}
-        own_ids = [id for id, is_ours in is_ours_by_id.items() if is_ours]
+    def list_own(connection: Any) -> list[Any]:
+        is_own_by_id = recognised(connection, ids) or {}
+        own_ids = [id for id, is_own in is_own_by_id.items() if is_own]
         return asked(connection, ("CLIENT", "LIST", "ID", *own_ids)) if own_ids else []
 
-    replies = _at_run(client, run_id, ask) or ()
+    replies = _at_run(client, run_id, list_own) or ()
     lists = [listed(reply) for reply in replies if isinstance(reply, bytes)]
     return [row.get("addr", "") for rows in lists for row in rows.values()]
 
@@ -301,7 +307,7 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         return False
     # ``can_read`` below would silently open a lost connection again.
     if not all(connection.connected for connection in connections):
-        raise RedisConnectionError("a blocking connection broke")
+        raise RedisConnectionError("a connection for blocking reads was lost")
     deadline, pending = monotonic() + 1.0, list(connections)
 
     def send(connection: Any) -> list[Any]:
@@ -316,9 +322,9 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         replies = _at_run(client, pending[0].run_id, send)
         if replies is None or not {0, 1}.issuperset(replies):
             return False
-        # 0: the connection does not block. Either its reply was sent already, or the server has not
-        # read its command yet: then CLIENT UNBLOCK is sent again, or it would block for its whole
-        # time.
+        # 0: the connection does not block, or is not listed. Either its reply was sent already, or
+        # the server has not read its command yet. In the second case CLIENT UNBLOCK is sent again:
+        # otherwise the command would block for its whole time.
         answers = zip(pending, replies, strict=True)
         pending = [
             connection for connection, reply in answers if not (reply or connection.can_read(0.005))
@@ -330,29 +336,30 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
 
 def _listed_reads(connection: Any, reads: Sequence[LoneConnection]) -> set[int] | None:
     """Return the ids of ``reads`` that the server lists as connections of this process; None if it
-    lists one as a stranger's. The server is asked once for each read and each connection that asks.
-    If the ACL forbids CLIENT LIST, each id is taken as it is."""
+    lists one as another program's. The server is asked once for each read and each connection that
+    asks. If the ACL forbids CLIENT LIST, all ids are returned, unchecked."""
     own_ids = _own_read_ids.setdefault(connection._sock, set())
     addresses = {read.id: read.address for read in reads if read.id not in own_ids}
     if addresses:
-        is_ours_by_id = recognised(connection, [*addresses], addresses)
-        if is_ours_by_id is None:
-            is_ours_by_id = dict.fromkeys(addresses, True)
-        if not all(is_ours_by_id.values()):
+        is_own_by_id = recognised(connection, [*addresses], addresses)
+        if is_own_by_id is None:
+            is_own_by_id = dict.fromkeys(addresses, True)
+        if not all(is_own_by_id.values()):
             return None
-        own_ids.update(is_ours_by_id)
+        own_ids.update(is_own_by_id)
     return own_ids
 
 
-def _at_run(client: Redis, run_id: str, ask: Callable[[Any], list[Any]]) -> list[Any] | None:
-    """Call ``ask`` with a connection of ``client`` and return its replies; None if that connection
-    has reached another run of the server than ``run_id``, where an id may be a stranger's."""
+def _at_run(client: Redis, run_id: str, call: Callable[[Any], list[Any]]) -> list[Any] | None:
+    """Call ``call`` with a connection of ``client`` and return its replies; None if that connection
+    has reached another run of the server than ``run_id``, where an id may be that of another
+    program's connection."""
     pool = client.connection_pool
     connection = pool.get_connection(*CHECKOUT)
     try:
         if not run_id or known_as(connection)[1] != run_id:
             return None
-        return ask(connection)
+        return call(connection)
     except BaseException:
         connection.disconnect()
         raise

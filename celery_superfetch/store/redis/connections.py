@@ -1,22 +1,28 @@
 """Connections that follow the primary of a database through failovers, and their parameters.
 
 ``following`` derives a class from one of redis-py's. At each connect it finds the primary: by
-Sentinels, or as the node of a cluster that serves the app's slot. If its server is the primary no
-more, the connection is closed and a connection error is raised, so that the caller connects again.
+Sentinels, or as the node of a cluster that serves the app's slot. If its server is no longer the
+primary, the connection is closed and a connection error is raised, so that the caller connects
+again.
 
-The channel makes the parameters of nearly all connections of the package (``leading_home``,
-``ours``): in workers, publishers, beat and most commands. The result backend for clusters and
-``urls.py`` make the others. redis-py calls the methods of the class, in any thread or greenlet.
+kombu's channel of this package (``transport/channel.py``) makes the parameters of nearly all
+connections: in workers, publishers, beat and most commands. ``following_params`` gives them the
+class that follows the primary, ``with_client_defaults`` the package's timeouts and name. The result
+backend for clusters and ``urls.py`` make the others. redis-py calls the methods of the class, in
+any thread or greenlet.
 
 Nothing is written. If the process dies, its sockets close. A command that was sent may have been
-executed or not; the scripts of the package are made for both.
+executed or not; either is safe, since a script of this package moves a job as a whole or not at
+all, and finds out if it is repeated.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
 redis connection:Connection.
     know whether it is connected: _sock
     leave a server that became a replica: read_response() redis_connect_func
-    send acks ahead: send_packed_command(command,check_health=)
+    send several commands before their replies are read: send_packed_command(command,check_health=)
 redis
     find that a server speaks no TLS: connection:SSLConnection._connect()
     know where Sentinels are: sentinel:SentinelConnectionPool.sentinel_manager
@@ -51,32 +57,33 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
-from .slots import NO_TAG, PAUSE, Slot, orphaned, patience_of, reply_to
-from .tls import WrongScheme, note_answer, open_socket, refuse_tls_server
+from .slots import NO_TAG, SEARCH_PAUSE_S, Slot, orphaned, patience_of, reply_to
+from .tls import WrongScheme, note_answer, open_socket, raise_if_server_speaks_tls
 
 Params = Mapping[str, Any]  # arguments of ``redis.ConnectionPool`` that lead to one database
-#: Options for connections to a Sentinel: each is asked once, since there are others. By default
-#: redis-py would try again and again to reach one that is gone.
+#: Options for connections to a Sentinel: short timeouts and no second try, since there are other
+#: Sentinels. By default redis-py would try again and again to reach a Sentinel that is gone.
 ASKED_ONCE: Params = {
     "socket_timeout": 2.0,
     "socket_connect_timeout": 2.0,
     "retry": Retry(NoBackoff(), 0),
 }
 
-#: Seconds to wait for a reply if the user set no ``socket_timeout``. Without it the kernel would
-#: wait for a quarter of an hour behind a firewall that drops connections. It is more than the 10 s
+#: Seconds to wait for a reply if the user set no ``socket_timeout``. If a firewall silently dropped
+#: the connection, the kernel alone would wait for a quarter of an hour. It is more than the 10 s
 #: for which a busy server may answer nothing.
-REPLY_TIMEOUT = 15.0
-#: Id of the task whose message this thread or greenlet is sending; None: it sends no task. Such a
-#: command has no timeout: kombu would send the message again, and the task would run twice.
+REPLY_TIMEOUT_S = 15.0
+#: Id of the task whose message this thread or greenlet is sending; None: it sends none. A command
+#: that sends a task has no timeout: after a timeout kombu would send the message again, and the
+#: task would run twice.
 publishing: ContextVar[str | None] = ContextVar("publishing", default=None)
-TRIES = 3  # times that redis-py repeats a command which a node of a cluster did not serve
+REDIRECT_TRIES = 3  # times that redis-py repeats a command which a node of a cluster did not serve
 #: Errors of Redis and Valkey to a SELECT of a database that does not exist.
 NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of range")
 #: redis-py before 6 tells MOVED, ASK and similar errors apart only with this parser.
 CLUSTER_PARSER = getattr(cluster, "ClusterParser", None)
 #: The package's name in CLIENT LIST: it tells its connections from those of stock kombu.
-NAME = "celery-superfetch"
+LIBRARY_NAME = "celery-superfetch"
 
 
 class Demoted(RedisConnectionError):
@@ -87,22 +94,23 @@ class Demoted(RedisConnectionError):
         self.primary = host, int(port)
         lost = "" if is_linked else " (a replica that has lost its primary)"
         super().__init__(
-            f"the broker is a read-only replica of {host}:{port}{lost}: no job can be claimed from "
-            "it or sent to it. Nothing was lost; it is asked again until a failover is over. If "
-            "there is none, point broker_url at the primary"
+            f"the broker is a read-only replica of {host}:{port}{lost}: it accepts no claims and "
+            "no new jobs. Nothing was lost; the connection is retried until the failover is "
+            "over. If there is no failover, point broker_url at the primary"
         )
 
 
 class NotServed(RedisConnectionError):
-    """The server did not execute the command, and another server can: a node of a cluster that does
-    not serve the app's slot, or a primary that has become a replica. The command can be repeated:
-    the next connect finds the right server."""
+    """The server did not execute the command, since it is a node of a cluster that does not serve
+    the app's slot, or a primary that has become a replica. Another server can execute it. The
+    command can be repeated: the next connect finds the right server."""
 
 
 def greet(connection: Any) -> None:
-    """Check a new connection; redis-py calls it at each connect. Raise Demoted if the server is a
-    read-only replica: a kombu consumer then connects again, with a pause, until the failover is
-    over."""
+    """Check a new connection; redis-py calls this at each connect. ``Slot.greet`` checks the node
+    of a cluster, ``Home.greet`` that the server is the one that gets the owner's heartbeats. Raise
+    Demoted if the server is a read-only replica: a kombu consumer then connects again, with a
+    pause, until the failover is over."""
     connection.run_id = ""
     connection.on_connect()
     if connection.slot is not None:
@@ -117,41 +125,43 @@ def greet(connection: Any) -> None:
     if fields.get("role") == "slave" and fields.get("slave_read_only") != "0":
         is_linked = fields.get("master_link_status") != "down"
         raise Demoted(fields["master_host"], fields["master_port"], is_linked=is_linked)
-    if connection.home is not None:
-        connection.home.greet(connection)
+    if connection.primary_guard is not None:
+        connection.primary_guard.greet(connection)
 
 
-#: What redis-py raises if another thread or greenlet closes a connection while this one uses it.
+#: Errors of redis-py if another thread or greenlet closes a connection while this one uses it.
 CLOSED_MEANWHILE = (AttributeError, ValueError)
 
 
 def closed_meanwhile(exc: Exception) -> RedisConnectionError:
-    """Return the error to raise instead of one of ``CLOSED_MEANWHILE``. Callers would take that for
-    a bug: a job whose retry was being sent would stay in flight until its worker ended."""
+    """Return the error to raise instead of one of ``CLOSED_MEANWHILE``. kombu and Celery repeat a
+    command after a connection error. After one of the others they do not: a job whose retry was
+    being sent would stay in flight until its worker ended."""
     return RedisConnectionError(f"The connection was closed meanwhile ({exc}).")
 
 
 def following(connection_class: Any) -> Any:
     """Return a subclass of a redis-py connection class that finds the primary at each connect, and
-    closes itself if its server is the primary no more: READONLY, MASTERDOWN, MOVED and similar
+    closes itself if its server is no longer the primary: READONLY, MASTERDOWN, MOVED and similar
     replies become connection errors. The server has executed nothing when it sends one of these.
 
     Arguments of the subclass, beside those of its base:
         slot: the app's slot of a cluster; the connection goes to the node that serves it.
-        home: the server of this owner's heartbeats (``Home``); the connection refuses another.
+        primary_guard: knows the server of this owner's heartbeats; the connection refuses others.
     """
 
     class Following(connection_class):
-        follows = connection_class  # ``pools.py`` compares it: each call makes another subclass
-        run_id = ""  # the run of the server that was reached; known if there is a ``home``
+        #: ``pools.py`` compares this, since each call of ``following`` makes another subclass.
+        follows = connection_class
+        run_id = ""  # the run of the server that was reached; known if there is a ``primary_guard``
 
         def __init__(
-            self, *args: Any, slot: Slot | None = None, home: Any = None, **kwargs: Any
+            self, *args: Any, slot: Slot | None = None, primary_guard: Any = None, **kwargs: Any
         ) -> None:
             if CLUSTER_PARSER is not None:
                 kwargs["parser_class"] = CLUSTER_PARSER
             super().__init__(*args, redis_connect_func=greet, **kwargs)
-            self.slot, self.home = slot, home
+            self.slot, self.primary_guard = slot, primary_guard
 
         @property
         def replaceable(self) -> bool:
@@ -163,8 +173,8 @@ def following(connection_class: Any) -> Any:
             return open_socket(self, super()._connect)
 
         def connect(self) -> None:
-            """Connect. If a failed primary is replaced, try for ``PATIENCE`` seconds, or for the
-            connection's own timeout if that is shorter; no command was sent yet."""
+            """Connect. If the primary is replaced after a failure (``replaceable``), try for some
+            seconds (``patience_of``). No command was sent yet."""
             deadline = monotonic() + patience_of(self)
             while self._sock is None:
                 try:
@@ -174,11 +184,11 @@ def following(connection_class: Any) -> Any:
                 except (AuthenticationError, AuthorizationError, WrongScheme):
                     raise
                 except InvalidResponse as exc:
-                    refuse_tls_server(self, exc)
+                    raise_if_server_speaks_tls(self, exc)
                     raise
                 except (RedisConnectionError, RedisTimeout) as exc:
                     if not isinstance(exc, RedisTimeout):
-                        refuse_tls_server(self, exc)
+                        raise_if_server_speaks_tls(self, exc)
                     if not self.replaceable or monotonic() >= deadline:
                         raise
                     # After a manual FAILOVER the Sentinels name the old primary for a while. The
@@ -186,7 +196,7 @@ def following(connection_class: Any) -> Any:
                     if isinstance(exc, Demoted):
                         with suppress(RedisConnectionError, RedisTimeout):
                             return self.connect_to(exc.primary)
-                sleep(PAUSE)
+                sleep(SEARCH_PAUSE_S)
 
         def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             # redis-py would connect to the last address again, and ask no Sentinel.
@@ -197,9 +207,10 @@ def following(connection_class: Any) -> Any:
             except CLOSED_MEANWHILE as exc:
                 raise closed_meanwhile(exc) from exc
             # A task's message is sent without a timeout (see ``publishing``), unless the user set
-            # one. The timeout is the package's own if it is this very object. ``check_health`` is
-            # False for commands that send no message, such as those of ``greet``.
-            is_default_timeout = self.socket_timeout is REPLY_TIMEOUT
+            # one: the timeout is the package's own if it is this very object, and not only equal.
+            # ``check_health`` is False for commands that send no message, such as those of
+            # ``greet``.
+            is_default_timeout = self.socket_timeout is REPLY_TIMEOUT_S
             if check_health and is_default_timeout and not self.replaceable and publishing.get():
                 self._sock.settimeout(None)
 
@@ -217,7 +228,7 @@ def following(connection_class: Any) -> Any:
                 reply = super().read_response(*args, **kwargs)
             except CLOSED_MEANWHILE as exc:
                 raise closed_meanwhile(exc) from exc
-            except MasterDownError as exc:  # first: it is a subclass of ClusterDownError
+            except MasterDownError as exc:  # before ClusterDownError, of which it is a subclass
                 self.disconnect()
                 raise orphaned(exc) from exc
             # AskError includes MovedError, its subclass.
@@ -226,15 +237,15 @@ def following(connection_class: Any) -> Any:
                 if self.slot is None:
                     raise UnsupportedBroker(f"{NO_TAG} ({exc})") from exc
                 raise NotServed(
-                    f"the cluster does not serve our slot here, or not now ({type(exc).__name__}: "
-                    f"{exc}): it did nothing of what was asked"
+                    "this node of the cluster does not serve the app's slot now "
+                    f"({type(exc).__name__}: {exc}): the command was not carried out"
                 ) from exc
             except ResponseError as exc:
                 if str(exc).startswith(NO_SUCH_DATABASE):
                     raise UnsupportedBroker(
-                        f"the server has no database {self.db} ({exc}): let broker_url end in /0. "
-                        "A cluster, and some services, have database 0 only; several apps share it "
-                        "by their prefixes (global_keyprefix)"
+                        f"the server has no database {self.db} ({exc}): broker_url must end in "
+                        "/0. Clusters and some services have only database 0; apps share it with "
+                        "a prefix for each (global_keyprefix)"
                     ) from exc
                 # UNBLOCKED: a blocking read was ended because the server has become a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")
@@ -243,36 +254,41 @@ def following(connection_class: Any) -> Any:
                 self.disconnect()
                 error = NotServed if self.replaceable else RedisConnectionError
                 raise error(
-                    "the server is a read-only replica now, after a failover: it did nothing of "
-                    f"what was asked ({exc}); looking for the primary"
+                    "the server became a read-only replica in a failover: the command was not "
+                    f"carried out ({exc}); looking for the primary"
                 ) from exc
             finally:
                 # ``send_packed_command`` has taken the timeout away for a task's message.
                 if self._sock is not None and self._sock.gettimeout() is None:
                     self._sock.settimeout(self.socket_timeout)
             # The heartbeats may have moved to another server since this connection was opened.
-            if self.home is not None:
-                self.home.refuse_stranger(self)
+            if self.primary_guard is not None:
+                self.primary_guard.refuse_stranger(self)
             return reply
 
     return Following
 
 
-def leading_home(params: Params, slot: Slot | None) -> dict[str, Any]:
+def following_params(params: Params, slot: Slot | None) -> dict[str, Any]:
     """Return ``params`` for connections that follow the primary of the database, or the node of a
-    cluster that serves ``slot``. (They have no ``home``: the owner of jobs adds that.)"""
+    cluster that serves ``slot``. They have no ``primary_guard``: ``Owner`` adds that."""
     kwargs = {**params, "connection_class": following(params.get("connection_class", Connection))}
     if slot is not None:
-        # redis-py may repeat what a node did not serve, since it was not executed. It repeats
-        # nothing after other errors: the command may have been executed. ``without_retries``
+        # redis-py repeats a command that a node did not serve, since it was not executed. It
+        # repeats none after other errors: the command may have been executed. ``without_retries``
         # removes this for the connections that claim.
-        kwargs.update(slot=slot, retry=Retry(NoBackoff(), TRIES, supported_errors=(NotServed,)))
+        kwargs.update(
+            slot=slot, retry=Retry(NoBackoff(), REDIRECT_TRIES, supported_errors=(NotServed,))
+        )
     return kwargs
 
 
-def discreetly(discover_master: Callable[[str], Any], options: Params) -> Callable[[str], Any]:
-    """Wrap a redis-py Sentinel's ``discover_master``: its errors show the whole client of each
-    Sentinel, in older versions with its passwords. Those of the wrapper show the addresses only."""
+def without_passwords(
+    discover_master: Callable[[str], Any], options: Params
+) -> Callable[[str], Any]:
+    """Wrap a redis-py Sentinel's ``discover_master``, whose errors show the whole client of each
+    Sentinel, in older versions with its passwords. The errors of the wrapper show only the
+    addresses."""
 
     def discover(service_name: str) -> Any:
         try:
@@ -308,7 +324,7 @@ class Sentinels(NamedTuple):
             sentinel_kwargs=self.options,
         )
         try:
-            return discreetly(sentinel.discover_master, self.options)(self.service_name)
+            return without_passwords(sentinel.discover_master, self.options)(self.service_name)
         finally:
             for client in sentinel.sentinels:
                 client.close()
@@ -320,10 +336,10 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
     manager = pool.sentinel_manager
     # Since redis-py 8 a pool adds handlers that only its own connections may call.
     pools = "maint_", "orig_"
-    given = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(pools)}
+    pool_params = {k: v for k, v in pool.connection_kwargs.items() if not k.startswith(pools)}
     places = (client.connection_pool.connection_kwargs for client in manager.sentinels)
     return {
-        **given,
+        **pool_params,
         "connection_class": pool.connection_class,
         "max_connections": pool.max_connections,
         "connection_pool": Sentinels(
@@ -336,8 +352,9 @@ def sentinel_params(pool: SentinelConnectionPool) -> dict[str, Any]:
 
 
 def place_of(params: Params) -> tuple[Hashable, ...]:
-    """Return what identifies the database and the user of ``params``: equal for two parameters that
-    lead to the same, whichever node of a cluster or order of Sentinels they name."""
+    """Return the identity of the database and the user of ``params``. It is equal for two
+    parameters that lead to the same database, even if they name other nodes of one cluster, or its
+    Sentinels in another order."""
     sentinels, slot = params.get("connection_pool"), params.get("slot")
     if slot is not None and slot.clustered:
         return slot.key, slot.seeds, str(params.get("username"))
@@ -355,23 +372,26 @@ def name_of(params: Params) -> str:
 
 def without_retries(params: Params) -> dict[str, Any]:
     """Return ``params`` with which redis-py repeats no command by itself. If it repeated a claim
-    whose reply was lost, the worker would not learn of the jobs that it has claimed before."""
-    kept = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
-    return {**kept, "retry_on_timeout": False}
+    whose reply was lost, the worker would never learn which jobs the first claim has moved."""
+    other_params = {k: v for k, v in params.items() if k not in ("retry", "retry_on_error")}
+    return {**other_params, "retry_on_timeout": False}
 
 
-def ours(params: Params) -> dict[str, Any]:
+def with_client_defaults(params: Params) -> dict[str, Any]:
     """Return ``params`` with a timeout, if the user set none, and with the package's name, which
-    redis-py sends to servers that know CLIENT SETINFO (``is_ours`` finds it)."""
+    redis-py sends to servers that know CLIENT SETINFO (``is_own_connection`` finds it)."""
     names = ["socket_timeout"] if "path" in params else ["socket_timeout", "socket_connect_timeout"]
-    own = {**params, **{name: params.get(name) or REPLY_TIMEOUT for name in names}}
+    completed = {**params, **{name: params.get(name) or REPLY_TIMEOUT_S for name in names}}
     try:
         from redis import DriverInfo
     except ImportError:  # redis-py before 7.1
-        return {**own, "lib_name": f"redis-py({NAME}_v{__version__})"}
-    return {**own, "driver_info": DriverInfo().add_upstream_driver(NAME, __version__)}
+        return {**completed, "lib_name": f"redis-py({LIBRARY_NAME}_v{__version__})"}
+    return {**completed, "driver_info": DriverInfo().add_upstream_driver(LIBRARY_NAME, __version__)}
 
 
-def is_ours(client: Mapping[str, Any]) -> bool:
+def is_own_connection(client: Mapping[str, Any]) -> bool:
     """Return whether a row of CLIENT LIST names this package, by its library or its own name."""
-    return f"({NAME}_v" in str(client.get("lib-name", "")) or client.get("name") == NAME
+    return (
+        f"({LIBRARY_NAME}_v" in str(client.get("lib-name", ""))
+        or client.get("name") == LIBRARY_NAME
+    )

@@ -1,21 +1,23 @@
 """Connection pools: one for each server and process, instead of kombu's one for each channel, and
-with few idle connections. Managed services sell plans by the number of connections.
+with few idle connections. Managed services sell plans by the number of connections, so idle ones
+cost money.
 
-A channel (``transport/frugal.py``) and the owner of the process share the pool of their server
-(``shared_pool``). ``app/broker.py`` makes clients on it for commands, for beat and for pool
-processes (``shared_client``), and so does the result backend for clusters. Any thread may use it,
-and a signal handler may interrupt it.
+A channel (``transport/frugal.py``) and the ``Owner`` (the object by which this process claims and
+acks jobs) share the pool of their server (``shared_pool``). ``app/broker.py`` makes clients on it
+for commands, for beat and for pool processes (``shared_client``), and so does the result backend
+for clusters. Any thread may use a pool, and a signal handler may interrupt it.
 
 The pools are in memory. If the process dies, the server closes the connections. A forked child
 starts without pools.
+
+Names of other projects that they do not document follow; a test checks each.
 
 Foreign names:
 
 redis connection:
     know that a connection has failed: Connection._sock
-    keep no connection open that was not needed of late: ConnectionPool.reset()
-        ConnectionPool._available_connections ConnectionPool._created_connections
-        ConnectionPool._lock ConnectionPool.release(connection)
+    close connections that were not used for some seconds: ConnectionPool.reset()
+        ConnectionPool._available_connections ConnectionPool._lock
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ from .connections import Params
 from .slots import Slot
 
 #: Seconds after which a connection that was not used is closed, if another one is idle as well.
-SURPLUS = 5.0
+SURPLUS_S = 5.0
 #: A shared pool has no limit: each user takes one connection at a time. kombu's ``max_connections``
 #: is meant for the pool of one channel: as a limit for all of them it would make calls fail. The
 #: default of redis-py 8 is 100.
-UNLIMITED = 2**31
-#: Parameters that do not matter to users: pools that differ in these alone are one.
-ALIKE = {"max_connections", "driver_info", "lib_name"}
+UNLIMITED_CONNECTIONS = 2**31
+#: Parameters whose difference does not need another pool.
+IGNORED_PARAMS = {"max_connections", "driver_info", "lib_name"}
 
 
 class SharedPool(ConnectionPool):
-    """A pool that channels, the owner (which claims and acks jobs) and the clients of a process
-    share.
+    """A pool that channels, the ``Owner`` and the clients of a process share. Each of them is a
+    *user*: it is registered by ``enter`` and unregistered by ``leave``.
 
     It keeps as many connections open as were used at the same time within the last seconds. When
     one has failed, all idle ones are closed, and connect again when they are used: if a firewall
@@ -52,7 +54,7 @@ class SharedPool(ConnectionPool):
     """
 
     def __init__(self, **params: Any) -> None:
-        super().__init__(**{**params, "max_connections": UNLIMITED})
+        super().__init__(**{**params, "max_connections": UNLIMITED_CONNECTIONS})
         self._users: WeakSet[Any] = WeakSet()
 
     def reset(self) -> None:
@@ -66,8 +68,8 @@ class SharedPool(ConnectionPool):
         self._users.add(user)
 
     def leave(self, user: Any) -> None:
-        """Unregister a user; if it was the last one, close the idle connections. The pool can be
-        used all the same: an owner sends its last acks after its last channel has left."""
+        """Unregister a user; if it was the last one, close the idle connections. The pool can still
+        be used afterwards: an owner sends its last acks after its last channel has left."""
         self._users.discard(user)
         if not self._users:
             self.disconnect(inuse_connections=False)
@@ -83,20 +85,21 @@ class SharedPool(ConnectionPool):
             self._close_surplus(connection.released_at)
 
     def _close_surplus(self, now: float) -> None:
-        """Close connections that were not used for ``SURPLUS`` seconds, all but one. The first in
-        the list has been idle for longest, since the last one is taken next."""
+        """Close connections that were not used for ``SURPLUS_S`` seconds, all but the last one of
+        the list, which is taken next. A closed one stays in the list, and connects again when it is
+        taken."""
         with self._lock:
-            idle = self._available_connections
-            while len(idle) > 1 and now - idle[0].released_at >= SURPLUS:
-                self._created_connections -= 1
-                idle.pop(0).disconnect()
+            for connection in self._available_connections[:-1]:
+                if now - connection.released_at >= SURPLUS_S:
+                    connection.disconnect()
 
 
 #: The pools of this process by the parameters of their connections (``_key_of``).
 _pools: WeakValueDictionary[Hashable, SharedPool] = WeakValueDictionary()
 
 if hasattr(os, "register_at_fork"):
-    # A child makes its own pools: in its parent's, the parent's channels would count as users.
+    # A forked child makes its own pools. In the pools that it has inherited, its parent's channels
+    # would count as users, and connections would stay open for them.
     os.register_at_fork(after_in_child=_pools.clear)
 
 
@@ -111,9 +114,10 @@ def shared_pool(params: Params) -> SharedPool:
 
 
 def _key_of(params: Params) -> Hashable:
-    parts = {name: value for name, value in params.items() if name not in ALIKE}
+    parts = {name: value for name, value in params.items() if name not in IGNORED_PARAMS}
     if isinstance(parts.get("slot"), Slot):
-        # ``leading_home`` makes a retry for each. All are alike, but do not compare as equal.
+        # ``following_params``, which makes parameters for clusters, makes another retry object each
+        # time. All mean the same, but do not compare as equal.
         parts.pop("retry", None)
     # A parameter without a value is the same as none: kombu names most of them. An option of TLS
     # counts even if it is false: otherwise a user that verifies the server's certificate would get

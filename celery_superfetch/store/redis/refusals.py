@@ -1,4 +1,5 @@
-"""Finds out which commands the server refuses to a user, without executing any of them.
+"""Finds out which commands the ACL of the server refuses to this connection's Redis user, without
+executing any of them.
 
 `superfetch doctor` calls it, through ``Database.refusals``. The commands are queued in a
 transaction that is never executed: if the process dies meanwhile, the server discards the
@@ -13,7 +14,7 @@ from typing import Any
 from redis import Redis
 
 from .pipeline import CHECKOUT, asked
-from .server import is_passing
+from .server import is_temporary
 
 
 def refusals(
@@ -23,15 +24,15 @@ def refusals(
     the server queues a command, it checks its permissions and the number of its arguments. ``ACL
     DRYRUN`` would need a permission of its own, and Redis 7.
 
-    Args:
-        never: a key that never exists.
-        lines: commands, such as "llen K" or "client|id": ``K`` stands for a key, ``|`` is before a
-            sub-command. They have enough arguments to be complete.
-        keys: keys to check with "llen K": a user may have no permission for them. The lines are
-            checked with ``never``.
+    Arguments:
+        never: a key that never exists, which stands for any key of the package.
+        lines: commands, such as "llen K" or "client|id": ``K`` stands for ``never``; ``|`` is
+            before a sub-command, as in Redis's ACL rules. They have enough arguments to be
+            complete.
+        keys: keys whose permission is checked, each with "llen K".
 
     Returns:
-        Line, key and the server's error of each command that is refused; None if ``MULTI`` is.
+        line, key and the server's error of each refused command; None: ``MULTI`` itself is refused.
     """
     checks = [(line, never) for line in lines] + [("llen K", key) for key in keys]
     connection: Any = client.connection_pool.get_connection(*CHECKOUT)
@@ -42,11 +43,12 @@ def refusals(
         client.connection_pool.release(connection)
     if isinstance(begun, Exception):
         return None
-    # A full server, or a replica, refuses writes as well. That is no matter of permissions.
+    # A server over its memory limit, or a replica, refuses writes as well (``is_temporary``). That
+    # is no matter of permissions.
     return [
         (line, key, reply)
         for (line, key), reply in zip(checks, replies, strict=True)
-        if isinstance(reply, Exception) and not is_passing(reply)
+        if isinstance(reply, Exception) and not is_temporary(reply)
     ]
 
 

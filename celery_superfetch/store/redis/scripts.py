@@ -2,8 +2,9 @@
 
 Each class of ``store/`` that reads or moves jobs runs its scripts by ``Scripts``, in every process
 that uses a database (worker, publisher, beat, command, console) and in any of its threads.
-``PendingLeases`` takes the words of its commands from here, and has a ``Pipeline`` of its own. A
-server that does not know a digest gets the whole text: ``Pipeline`` sends it.
+``PendingLeases`` (``owner/in_flight``) encodes its commands by ``Scripts.command``, and sends them
+by a ``Pipeline`` of its own. A server that does not know a digest gets the whole text: ``Pipeline``
+sends it.
 
 Each script is atomic: the header of each file (*Crash*) says where its jobs are at any moment. If
 the process dies during a round trip of several calls, the server has carried out the first ones, or
@@ -28,8 +29,10 @@ from .server import first_line
 
 LUA = Path(__file__).parents[1] / "lua"
 
-#: Scripts that only read. Flagged so, they run also where the server takes no write (a replica).
-READS = {"counters", "holdings", "pages", "payloads"}
+#: Scripts that only read. With the flag "no-writes" they also run on a server that accepts no
+#: writes (a replica). The others have "allow-oom" (``server.FLAGS_LINE``): acks and claims have to
+#: run on a full server.
+READ_SCRIPTS = {"counters", "find", "in_flight_counts", "pages", "payloads"}
 
 
 class Scripts:
@@ -37,9 +40,10 @@ class Scripts:
 
     Arguments:
         never: a key that never exists. Each call of a script names it last. While a cluster moves
-            the slot of the keys, it then refuses the script as a whole, since it has not all of the
-            keys; otherwise it could end a script half-way. The text removes the key from ``KEYS``
-            before the script sees them.
+            the slot of the keys to another node, the old node refuses a script that names a key
+            which it does not have. Because of ``never`` it refuses each whole script; otherwise a
+            script could fail after some of its writes. The Lua text that is sent removes the key
+            from ``KEYS`` before the script reads them.
     """
 
     def __init__(self, client: Redis, never: str) -> None:
@@ -59,15 +63,15 @@ class Scripts:
         ``Call``.
 
         Raises:
-            RedisError, OSError: the server refused it, or no reply came: it was carried out, or
-                not.
+            RedisError, OSError: the server refused it; or no reply came, and it may have been
+                carried out.
         """
         return self.run_all([Call(name, keys, args, whole, is_plain)])[0]
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
         """Run several calls in one round trip, in their order; return their replies. They are no
-        transaction: other clients' commands may run in between, and if one is refused, the next
-        ones run all the same.
+        transaction: other clients' commands may run in between, and if the server refuses one call,
+        the next ones still run.
 
         Arguments:
             errors: return the errors that the server answers as replies, instead of raising the
@@ -93,7 +97,7 @@ class Scripts:
         return [*verb, len(keys) + 1, *keys, self._never, *args]
 
     def _source(self, name: str) -> str:
-        flags = "no-writes" if name in READS else "allow-oom"
+        flags = "no-writes" if name in READ_SCRIPTS else "allow-oom"
         return self.first_line.format(flags=flags) + source(name)
 
     @lazy_property
@@ -111,8 +115,8 @@ def read_all() -> None:
 
 @cache
 def source(name: str) -> str:
-    """Return the text of a script, without its first line; in front of it are the shared functions,
-    if it calls one."""
+    """Return the text of a script, with the shared functions in front of it if it calls one. The
+    line of flags (``first_line``) is not in it: ``Scripts`` puts that in front."""
     text, (shared, called) = (LUA / f"{name}.lua").read_text(), _shared()
     before = shared if called.search(text) else ""
     return "KEYS[#KEYS] = nil\n" + before + text  # scripts do not see the key that never exists
@@ -120,8 +124,8 @@ def source(name: str) -> str:
 
 @cache
 def _shared() -> tuple[str, re.Pattern[str]]:
-    """Return the functions that several scripts share (``shared.lua``), and a pattern of a call of
-    one of them."""
+    """Return the functions that several scripts share (``shared.lua``), and a pattern that finds a
+    call of one of them."""
     text = (LUA / "shared.lua").read_text()
     calls = "|".join(re.findall(r"^local function (\w+)", text, re.MULTILINE))
     return text, re.compile(rf"\b({calls})\(")

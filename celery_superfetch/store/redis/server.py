@@ -1,12 +1,13 @@
-"""The server and its abilities: checks before the first claim, and kinds of its errors.
+"""The server and its abilities: checks before the first claim, and the classes of its errors.
 
 A worker calls ``check_platform`` and ``check_server`` when it starts, in its main process. A
 consumer without a worker is checked when its owner registers, before its first claim. Commands call
-``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process. The
-channel wraps the declaration of bindings in ``even_if_full`` and ``tried_again``; a worker's
-connect is in ``tried_again``, too.
+``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process.
+kombu's channel of this package declares bindings within ``even_if_full`` and
+``as_connection_error``; a worker connects within ``as_connection_error``, too.
 
-The checks only read, and run the script ``return 1``: a death of the process leaves nothing.
+The checks only read, and run the script ``return 1``: if the process dies, nothing has to be
+repaired.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from redis.exceptions import (
 
 from ...errors import UnsupportedBroker
 from ...model.log_text import one_line_each
-from .slots import NO_TAG, TAGGED
+from .slots import HASH_TAGGED, NO_TAG
 
 logger = one_line_each(logging.getLogger(__name__))
-#: Logs a warning once. Texts may name owners, of which new ones come as long as the process lives:
-#: it remembers the last 1,000, about 300 kB.
+#: Logs a warning once. It remembers the last 1,000 texts, about 300 kB: a text may name an owner,
+#: and during the life of a process there may be any number of owners.
 warn_once = lru_cache(maxsize=1000)(logger.warning)
 
 OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Redis 6.2
@@ -47,43 +48,43 @@ OLDEST_SERVER = (6, 2)  # BLMOVE, RPOP of several and ZADD with LT came with Red
 #: Before redis-py 6.1 the lock of a connection pool is not reentrant (see ``DEADLOCK``).
 MAY_DEADLOCK = VERSION < (6, 1)
 DEADLOCK = (
-    f"redis-py {'.'.join(map(str, VERSION))} may stop this process for ever: a garbage collection "
-    "that comes while the lock of its connection pool is held waits for that lock"
+    f"redis-py {'.'.join(map(str, VERSION))} can deadlock this process: a garbage collection "
+    "while the lock of a connection pool is held waits for that lock"
 )
-DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, which kombu allows since 5.6: upgrade both"
+DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, and kombu to 5.6 or later, which allows it"
 
 #: Errors of a server that refuses all writes for a while: it has too few replicas, mostly after a
 #: failover, or it cannot save, mostly since its disk is full.
 REFUSES_ALL = "NOREPLICAS", "MISCONF"
 
-#: The error of a server over its memory limit contains this, also if a script got it, and whatever
-#: the code before it.
-FULL = "used memory > 'maxmemory'"
+#: Each error of a server over its memory limit contains this, also if a command within a script got
+#: the error, and even if it begins with another code than OOM.
+FULL_TEXT = "used memory > 'maxmemory'"
 
 
 @contextmanager
-def tried_again() -> Iterator[None]:
-    """Raise ConnectionError instead of an error that says that the server refuses all writes. For
-    that Celery connects again after a pause; the original error it would take as fatal: the worker
-    would end, and its running jobs with it. Nothing is tried again in here."""
+def as_connection_error() -> Iterator[None]:
+    """Raise ConnectionError instead of an error which says that the server refuses all writes.
+    After a ConnectionError Celery connects again, with a pause. After the original error it would
+    end the worker, and its running jobs with it. This function itself repeats nothing."""
     try:
         yield
     except ResponseError as exc:
         if not any(reason in str(exc) for reason in REFUSES_ALL):
             raise
         text = f"the server refuses all writes at the moment ({str(exc).rstrip('.')})"
-        logger.warning("We connect again: %s.", text)
+        logger.warning("Connecting to Redis again after a pause: %s.", text)
         raise ConnectionError(text) from exc
 
 
-#: Errors that pass by themselves: the server has too few replicas, a full disk or no memory left,
-#: it loads its data, or another one is the primary now. This finds them by their code. In a
-#: transaction redis-py puts the command and "caused error: " before the code.
-PASSING = re.compile(
+#: Finds temporary errors by their codes: the server has too few replicas, a full disk or no memory
+#: left, it loads its data, or another server is the primary now. In a transaction redis-py puts the
+#: command and "caused error: " before the code.
+TEMPORARY_CODES = re.compile(
     r"(^|caused error: )(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
 )
-#: Classes of such errors. redis-py removes the code from their text.
-PASSING_ERRORS = (
+#: Classes of temporary errors. redis-py removes the code from their text.
+TEMPORARY_ERRORS = (
     OutOfMemoryError,
     ReadOnlyError,
     BusyLoadingError,
@@ -93,20 +94,23 @@ PASSING_ERRORS = (
 )
 
 
-def is_passing(exc: BaseException) -> bool:
-    """Return whether an error passes by itself: the server will execute the command later."""
-    if isinstance(exc, PASSING_ERRORS):
+def is_temporary(exc: BaseException) -> bool:
+    """Return whether an error is temporary: the server will execute the command later."""
+    if isinstance(exc, TEMPORARY_ERRORS):
         return True
     text = str(exc)
-    return isinstance(exc, ResponseError) and bool(PASSING.search(text) or FULL in text)
+    return isinstance(exc, ResponseError) and bool(
+        TEMPORARY_CODES.search(text) or FULL_TEXT in text
+    )
 
 
 #: First line of a script for servers that know it: Redis from 7.0 on. Acks and claims free memory:
 #: with the flag "allow-oom" they run on a server over its memory limit, too. Redis 6.2 knows no
-#: flags: there a script may write over the limit if its first write is a removal.
+#: flags. There the limit is checked only at a script's first write, and a removal passes: so the
+#: first write of each script that must run is a removal.
 FLAGS_LINE = "#!lua flags={flags}\n"
-#: First line for the others, to which it is a comment. Dragonfly reads in it that the script may
-#: use keys that are not among its KEYS.
+#: First line for other servers, to which it is a comment. Only Dragonfly reads it: with this flag
+#: a script may use keys that are not among its KEYS.
 PLAIN_LINE = "--!df flags=allow-undeclared-keys\n"
 
 
@@ -117,12 +121,12 @@ def even_if_full(queue: str, exchange: str) -> Iterator[None]:
     try:
         yield
     except ResponseError as exc:
-        if FULL not in str(exc):
+        if FULL_TEXT not in str(exc):
             raise
         logger.warning(
-            "The server is full, and did not note that queue %s is bound to exchange %r (%s). "
-            "This process goes on without; if the queue is new to that exchange, restart a worker "
-            "of it when there is room.",
+            "Redis is full: the binding of a queue was not stored (queue=%s, exchange=%r): %s. The "
+            "process continues without it. Free memory; if the queue is new to that exchange, "
+            "restart a worker of it then.",
             queue,
             exchange,
             str(exc).rstrip("."),
@@ -147,8 +151,8 @@ def setting(client: Redis, name: str) -> str | None:
 
 
 def server_version(fields: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the version of Redis that the server is, or says it is compatible with; the oldest
-    supported one if it says none."""
+    """Return the version of Redis that the server has, or claims to be compatible with; the oldest
+    supported version if it names none."""
     try:
         major, minor = str(fields["redis_version"]).split(".")[:2]
         return int(major), int(minor)
@@ -161,17 +165,18 @@ def check_platform() -> None:
     if the installed redis-py may make this process hang."""
     if sys.platform == "win32":
         raise UnsupportedBroker(
-            "celery_superfetch cannot consume on Windows: its liveness check would end the "
-            "processes it looks at. Run the worker on Linux or macOS; producers may stay."
+            "celery_superfetch cannot run workers on Windows: its check whether a process is "
+            "alive would end that process. Run workers on Linux or macOS; producers may run on "
+            "Windows."
         )
     if MAY_DEADLOCK:
-        warn_once(f"{DEADLOCK}. Other workers then recover its jobs. To mend it, {DEADLOCK_FIX}.")
+        warn_once(f"{DEADLOCK}. Other workers would recover its jobs. To fix it, {DEADLOCK_FIX}.")
 
 
 def check_cluster(fields: Mapping[str, Any], prefix: str) -> None:
     """Raise UnsupportedBroker for a cluster if the prefix has no hash tag: the keys of one app
     would be on several nodes, and no script could use them."""
-    if str(fields.get("cluster_enabled", "0")) == "1" and not TAGGED.match(prefix):
+    if str(fields.get("cluster_enabled", "0")) == "1" and not HASH_TAGGED.match(prefix):
         raise UnsupportedBroker(NO_TAG)
 
 
@@ -183,25 +188,25 @@ def check_server(client: Redis, prefix: str = "") -> None:
     check_cluster(fields, prefix)
     if "sentinel" in (fields.get("redis_mode"), fields.get("server_mode")):  # Redis, Valkey
         raise UnsupportedBroker(
-            "the broker is a Sentinel: it keeps no jobs, it knows who does. Name it in broker_url "
-            "as sentinel://..., and the primary in broker_transport_options as 'master_name'"
+            "broker_url names a Sentinel as if it were a Redis server, and it stores no jobs. "
+            "Write sentinel://..., and the name of the primary as 'master_name' in "
+            "broker_transport_options"
         )
     if server_version(fields) < OLDEST_SERVER:
         raise UnsupportedBroker(
-            f"the broker is Redis {fields['redis_version']}; celery_superfetch needs Redis 6.2 or "
-            "later, or Valkey. Nothing was claimed; upgrade the server (from Azure Cache for Redis "
+            f"the broker is Redis {fields['redis_version']}; celery_superfetch needs Redis 6.2 "
+            "or later, or Valkey. No job was claimed. Upgrade the server (Azure Cache for Redis: "
             "move to Azure Managed Redis), or remove celery_superfetch.install() from the app to "
-            "go on with stock kombu."
+            "continue with stock kombu."
         )
     policy = str(fields.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
-        lost = "private lists, the dead set and kombu's own queues can then vanish, jobs and all"
+        lost = "private lists, the dead set and queues may be evicted with their jobs"
         if policy.startswith("volatile-"):
-            lost = "strikes, by which killers are found, and queues with x-expires can vanish"
+            lost = "strikes and queues with x-expires may be evicted"
         warn_once(
-            f"The broker may evict keys (maxmemory-policy is {policy}): {lost}. Set "
-            "`maxmemory-policy noeviction` on the server; celery_superfetch goes on working at its "
-            "limit."
+            f"Redis may evict keys (maxmemory-policy={policy}): {lost}. Set maxmemory-policy to "
+            "noeviction; celery_superfetch also works when memory is full."
         )
     _check_scripts(client, prefix)
 
@@ -221,7 +226,7 @@ def first_line(client: Redis) -> str:
     except NoPermissionError:
         raise
     except ResponseError as exc:
-        if is_passing(exc):
+        if is_temporary(exc):
             raise
         client.eval(PLAIN_LINE + "return 1", 0)
         return PLAIN_LINE
@@ -236,17 +241,17 @@ def _check_scripts(client: Redis, prefix: str) -> None:
         client.eval(first_line(client).format(flags="no-writes") + "return 1", len(keys), *keys)
     except NoPermissionError as exc:
         raise UnsupportedBroker(
-            f"the broker's ACL forbids this user to run scripts ({exc}). Nothing was claimed; "
-            "grant +@scripting (docs/reference/options lists every command that is needed)."
+            f"the server's ACL forbids this user to run scripts ({exc}). No job was claimed. "
+            "Grant +@scripting (docs/reference/options lists all permissions)."
         ) from exc
     except ResponseError as exc:
-        if is_passing(exc):
+        if is_temporary(exc):
             raise
         if isinstance(exc, ClusterCrossSlotError):
             raise UnsupportedBroker(NO_TAG) from exc
         raise UnsupportedBroker(
-            f"the broker does not run Lua scripts ({str(exc).rstrip('.')}), and celery_superfetch "
-            "moves each job by one. Nothing was claimed; choose a service or a plan that allows "
-            "EVAL and EVALSHA, or remove celery_superfetch.install() from the app to go on with "
-            "stock kombu."
+            f"the server does not run Lua scripts ({str(exc).rstrip('.')}), which "
+            "celery_superfetch needs to move jobs. No job was claimed. Choose a service or a "
+            "plan that allows EVAL and EVALSHA, or remove celery_superfetch.install() from the "
+            "app to continue with stock kombu."
         ) from exc

@@ -5,8 +5,8 @@ connections share it. The connection class in ``connections.py`` calls ``reach``
 and ``greet`` as soon as it is connected, in any thread. ``transport/channel.py``, ``urls.py`` and
 the result backend for clusters call ``slot_of``.
 
-It only reads from the server, and what it learns is in memory: a death of the process leaves
-nothing.
+It only reads from the server, and what it learns is in memory: if the process dies, nothing has to
+be repaired.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeout
 
 #: A key, or a prefix, with a hash tag: a name in braces, by which a cluster chooses the slot.
-TAGGED = re.compile(r"[^{]*\{[^}]+\}")
+HASH_TAGGED = re.compile(r"[^{]*\{[^}]+\}")
 
 #: Seconds for which a connect looks for the primary. A planned failover takes as long. A Celery
-#: producer tries four times: that is longer than an election after a crash.
-PATIENCE = 5.0
-PAUSE = 0.05  # seconds between two tries
-#: Seconds for a node to accept a connection, then the next node is tried: one that the network has
-#: cut off would not answer at all.
-REACHED_WITHIN = 2.0
+#: producer tries to connect four times: these 20 s outlast an election after a crash.
+SEARCH_TIMEOUT_S = 5.0
+SEARCH_PAUSE_S = 0.05  # seconds between two tries
+#: Seconds that a node has to accept a connection. Then the next node is tried: a node that the
+#: network has cut off would not answer at all.
+NODE_TIMEOUT_S = 2.0
 
 NO_TAG = (
-    "the broker is a cluster, which keeps all keys of an app in one place only under a prefix with "
-    'a name in braces. Set broker_transport_options = {"global_keyprefix": "{shop}:"}, with a name '
-    "of your own, for producers and workers alike"
+    "the broker is a cluster, and the app's keys have no hash tag, so they would be on several "
+    'nodes. Set broker_transport_options = {"global_keyprefix": "{shop}:"}, with a name of your '
+    "own in braces, for producers and workers alike"
 )
 
 Address = tuple[str, int]
@@ -61,34 +61,36 @@ class Slot:
     """The slot of ``key``, and what this process knows of the nodes that may serve it.
 
     ``seeds`` are the addresses that the user named: one that answers is enough, since each node
-    names all others. If the server is no cluster, connections go where their parameters say.
+    names all others. A prefix with a hash tag may also be used without a cluster: then connections
+    go where their parameters say.
     """
 
     def __init__(self, key: str, seeds: Iterable[Address]) -> None:
         self.key = key
         self.seeds = frozenset(seeds)
         self.clustered = False  # whether the server is a cluster
-        #: The cluster names one node alone. That may be a proxy before all nodes.
+        #: The cluster names only one node. That may be a proxy in front of all nodes.
         self.one_node = False
         self._primary: Address | None = None  # the node that served the slot last
-        self._unreachable: Address | None = None  # the last node that failed: it is tried last
+        self._unreachable: Address | None = None  # the node that failed last; it is tried last
         self._nodes: list[Address] = []  # all nodes, as one of them named them
 
     def reach(self, connection: Any, connect: Callable[[], None]) -> None:
         """Connect ``connection`` to the node that serves the slot: try each known address, and
-        those to which MOVED leads. ``connect``: redis-py's, which calls ``greet``.
+        those to which MOVED leads, each of them once. The connection's ``host``, ``port`` and
+        ``socket_connect_timeout`` change by this. ``connect``: redis-py's, which calls ``greet``.
 
         Raises:
-            ConnectionError: no node that can be reached serves the slot, or the slot is being moved
-                all the time. No command was sent.
+            ConnectionError: no node that can be reached serves the slot, or the slot was being
+                moved during the whole time that ``patience_of`` allows. No command was sent.
         """
-        own: Address = connection.host, connection.port
-        addresses = [own]
+        own_address: Address = connection.host, connection.port
+        addresses = [own_address]
         if self.clustered:
-            addresses = [*filter(None, [self._primary]), own, *self.seeds, *self._nodes]
+            addresses = [*filter(None, [self._primary]), own_address, *self.seeds, *self._nodes]
             addresses.sort(key=lambda address: address == self._unreachable)
-            limit = connection.socket_connect_timeout or REACHED_WITHIN
-            connection.socket_connect_timeout = min(limit, REACHED_WITHIN)
+            limit = connection.socket_connect_timeout or NODE_TIMEOUT_S
+            connection.socket_connect_timeout = min(limit, NODE_TIMEOUT_S)
         tried: set[Address] = set()
         error: Exception | None = None
         while addresses:
@@ -110,12 +112,12 @@ class Slot:
         if not self.clustered and error is not None:
             raise error
         raise RedisConnectionError(
-            f"no node of the cluster that can be reached serves the slot of {self.key} ({error})"
+            f"no reachable node of the cluster serves the slot of {self.key} ({error})"
         ) from error
 
     def greet(self, connection: Any) -> None:
-        """Ask a node that was reached for the other nodes, and whether it serves the slot; raise
-        MovedError or ClusterDownError if it does not."""
+        """Check a node that was reached: ask it for the other nodes, and whether it serves the
+        slot. Raise MovedError or ClusterDownError if it does not."""
         self._learn(connection)
         deadline = monotonic() + patience_of(connection)
         while True:
@@ -127,10 +129,12 @@ class Slot:
             except MasterDownError as exc:
                 raise orphaned(exc) from exc
             except AskError as exc:
-                # The slot is being moved to another node. This one serves it until the move ends.
+                # The slot is being moved to another node. Until the move ends, this node serves
+                # only commands whose keys it still has. A script names a key that never exists,
+                # so it would be refused. A wait until the end of the move is all that helps.
                 if monotonic() >= deadline:
                     raise RedisConnectionError(f"the slot of {self.key} is being moved") from exc
-                sleep(PAUSE)
+                sleep(SEARCH_PAUSE_S)
                 continue
             except NoPermissionError:
                 pass  # a worker's start names the missing permission
@@ -159,14 +163,15 @@ class Slot:
 def orphaned(exc: MasterDownError) -> RedisConnectionError:
     """Return the error to raise for a replica that has lost its primary."""
     return RedisConnectionError(
-        "the server is a replica that has lost its primary, and serves no stale data: it did "
-        f"nothing of what was asked ({exc}); looking for the primary"
+        "the server is a replica that has lost its primary: the command was not carried out "
+        f"({exc}); looking for the primary"
     )
 
 
 def patience_of(connection: Any) -> float:
-    """Return for how many seconds a connection looks for the primary: its own timeout at most."""
-    return float(min(PATIENCE, connection.socket_timeout or PATIENCE))
+    """Return for how many seconds a connection looks for the primary: ``SEARCH_TIMEOUT_S``, or its
+    own timeout if that is shorter."""
+    return float(min(SEARCH_TIMEOUT_S, connection.socket_timeout or SEARCH_TIMEOUT_S))
 
 
 def reply_to(connection: Any, *command: Any) -> Any:
@@ -189,8 +194,9 @@ _slots: dict[tuple[str, frozenset[Address]], Slot] = {}
 def slot_of(prefix: str, seeds: Iterable[Address]) -> Slot | None:
     """Return the slot of a prefix, one and the same for all connections of this process; None if
     the prefix has no hash tag."""
-    if not TAGGED.match(prefix):
+    if not HASH_TAGGED.match(prefix):
         return None
-    # The name is that of ``Keys.never`` in ``store/keys.py``, which must not be imported here.
+    # The name is that of ``Keys.never`` in ``store/keys.py``. It is not imported: ``store/redis``
+    # must not import from ``store/``.
     slot = Slot(f"{prefix}superfetch:never", seeds)
     return _slots.setdefault((slot.key, slot.seeds), slot)

@@ -1,13 +1,13 @@
 """Finds out that only one side speaks TLS: a ``rediss://`` URL names a server without TLS, or a
-``redis://`` URL a server with TLS. It raises ``WrongScheme``, which says what to change.
+``redis://`` URL names a server with TLS. It raises ``WrongScheme``, which says what to change.
 
 Neither server says what is wrong: one without TLS waits for the rest of the first TLS message, one
 with TLS hangs up.
 
 The connection class in ``connections.py`` calls it while it connects, in any process and thread:
-``open_socket`` opens the socket, ``note_answer`` follows the first reply, ``refuse_tls_server``
-follows an error. A probe is a socket of its own. Nothing is written: if the process dies, the
-sockets close.
+``open_socket`` opens the socket; ``note_answer`` is called after the first reply, and
+``raise_if_server_speaks_tls`` after an error. They send a *probe* to the server, on a further
+socket, which is closed at once. Nothing is written: if the process dies, the sockets close.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 from redis import Connection, SSLConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-#: Seconds for the first TLS handshake. If there is no answer by then, a probe asks whether the
-#: server speaks without TLS. If not, it is slow: a second handshake gets the rest of the
-#: connection's own timeout.
+#: Seconds for the first TLS handshake. If there is no answer by then, a probe finds out whether the
+#: server answers without TLS. If it does not, it is only slow: a second handshake gets what is left
+#: of the connection's own timeout.
 HANDSHAKE_S = 2.0
 PROBE_S = 1.0  # seconds that a server has to answer a probe
-PING = b"PING\r\n"
-REPLIES = (b"+", b"-")  # first byte of what a plain server answers; an error counts as well
+PING_BYTES = b"PING\r\n"
+REPLY_BYTES = (b"+", b"-")  # first byte of what a plain server answers; an error counts as well
 TLS_RECORDS = (b"\x15", b"\x16")  # first byte of an alert, and of a handshake
 
-#: Host, port, and whether by TLS, of servers that have answered this process. They are not probed:
-#: if one does not answer, the scheme is not the cause.
+#: Servers that have answered this process: host, port, and whether TLS was used. They are not
+#: probed: if one does not answer, the scheme is not the cause.
 _answered: set[tuple[str, int, bool]] = set()
 #: Host and port where a TLS handshake has found a server without TLS. The next connect begins with
 #: a probe, without a handshake: kombu connects up to four times before it shows the error.
@@ -44,8 +44,8 @@ class WrongScheme(RedisConnectionError):
 
 
 def open_socket(connection: Any, connect: Callable[[], Any]) -> Any:
-    """Open the socket of a connection with redis-py's ``connect``; of a TLS connection with a
-    shorter timeout first.
+    """Open the socket of a connection with redis-py's ``connect``. A TLS connection gets a shorter
+    timeout first, then what is left of its own one.
 
     Raises:
         WrongScheme: the handshake has failed because the server speaks no TLS.
@@ -54,13 +54,13 @@ def open_socket(connection: Any, connect: Callable[[], Any]) -> Any:
     if not isinstance(connection, SSLConnection) or _key(connection) in _answered:
         return connect()
     if (connection.host, connection.port) in _plain:
-        _refuse_plain_server(connection, None)
+        _raise_if_server_is_plain(connection, None)
     limit_s, begun = connection.socket_timeout, monotonic()
     connection.socket_timeout = min(limit_s or HANDSHAKE_S, HANDSHAKE_S)
     try:
         opened = connect()
     except (TimeoutError, ssl.SSLError, ConnectionResetError) as exc:
-        _refuse_plain_server(connection, exc)
+        _raise_if_server_is_plain(connection, exc)
         spent_s = monotonic() - begun
         if not isinstance(exc, TimeoutError) or (limit_s and spent_s >= limit_s):
             raise
@@ -78,11 +78,11 @@ def note_answer(connection: Any) -> None:
         _answered.add(_key(connection))
 
 
-def _refuse_plain_server(connection: Any, error: Exception | None) -> None:
-    """Probe the server of a TLS connection; raise WrongScheme if it answers without TLS, else
-    return."""
+def _raise_if_server_is_plain(connection: Any, error: Exception | None) -> None:
+    """Probe the server of a TLS connection. Raise WrongScheme if it answers without TLS; otherwise
+    return, and the caller goes on with TLS."""
     address = connection.host, connection.port
-    if _first_byte(connection, PING) not in REPLIES:
+    if _first_byte(connection, PING_BYTES) not in REPLY_BYTES:
         _plain.discard(address)
         return
     _plain.add(address)
@@ -92,14 +92,15 @@ def _refuse_plain_server(connection: Any, error: Exception | None) -> None:
     ) from error
 
 
-def refuse_tls_server(connection: Any, error: Exception) -> None:
-    """Probe the server of a connection without TLS that failed with ``error``; raise WrongScheme if
-    it speaks TLS, else return. A server that has answered before is not probed."""
+def raise_if_server_speaks_tls(connection: Any, error: Exception) -> None:
+    """Probe the server of a connection without TLS that failed with ``error``. Raise WrongScheme if
+    it speaks TLS; otherwise return, and the caller raises ``error``. A server that has answered
+    before is not probed."""
     is_plain = isinstance(connection, Connection) and not isinstance(connection, SSLConnection)
     if not is_plain or isinstance(error, WrongScheme) or _key(connection) in _answered:
         return
     # A server without TLS answers a PING, if only with an error.
-    if _first_byte(connection, PING) in REPLIES:
+    if _first_byte(connection, PING_BYTES) in REPLY_BYTES:
         return
     if _first_byte(connection, _client_hello()) in TLS_RECORDS:
         raise WrongScheme(

@@ -1,25 +1,30 @@
 """The fetch loop of one channel: in each tick of kombu's event loop it decides whether to send what
 is pending, to claim jobs, or to wait for them with blocking reads.
 
-The poller calls ``tick`` whenever kombu's loop comes by, and ``deliver`` for each claimed job; the
-channel calls the rest (``basic_get``, a cancelled consumer, its close); the QoS and the worker's
-stop call ``requeue_unseen`` from any thread. Three words:
+The poller calls ``tick`` in each round of kombu's loop, and ``deliver`` for each claimed job. The
+channel calls the rest (``basic_get``, a cancelled consumer, its close). The QoS and the worker's
+stop call ``requeue_unseen`` from any thread. Four words:
 
 - A job has *landed* when a blocking read has moved it to a landing list of this owner on the
-  server, from a queue that was empty. It has no claim yet; the next claim names it.
-- The *queues are empty* when the last claim got fewer jobs than it asked for. Nothing is claimed
-  then until a blocking read, or key tracking, reports a job.
-- The owner is *in doubt* once a reply was lost: its private list may have claims that this process
-  does not know. ``Owner.reconcile`` requeues them.
+  server, from a queue that was empty. It has no claim yet; the next claim takes it from there.
+- The *queues are empty* when the last claim got fewer jobs than it asked for. Then nothing is
+  claimed until a blocking read brings a job, or the connection for the other queue lists
+  (``store/key_tracking.py``) reports one. Queues that cannot be waited on so are claimed from once
+  a second.
+- From a *paused* queue nothing is claimed, and no read waits on its lists. The claim script checks
+  that on the server. Heartbeats, and claims that meet such a queue, report it to the owner.
+- The owner is *in doubt* once a reply was lost: its private list (its claims, on the server) may
+  have jobs that this process does not know. ``Owner.reconcile`` requeues them.
 
-If the process dies, what is lost here is known to the server: claimed jobs are in the owner's
+If the process dies, this memory is lost, and the jobs are not: claimed jobs are in the owner's
 private list, landed jobs in its landing lists, and the reaper requeues both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
+from functools import partial
 from threading import get_ident
 from time import monotonic, sleep
 from typing import Any
@@ -31,23 +36,24 @@ from ...model.log_text import one_line_each
 from ...owner.in_flight.lease import Lease
 from ...owner.owner import Owner
 from ...store.redis.connections import NotServed
-from ...store.redis.slots import PAUSE
+from ...store.redis.slots import SEARCH_PAUSE_S
 from .backlog import Backlog, Landed
+from .blocking_reads import COMPLAINT_INTERVAL, BlockingReads
 from .credit import Credit
 from .probation import Probation
 from .queue_lists import POLL_INTERVAL, QueueLists
-from .reads import COMPLAINT_INTERVAL, BlockingReads
 from .upkeep import Upkeep
 
 logger = one_line_each(get_logger(__name__))
 
-#: Seconds: a job that a read brings sooner may be one of many, and a claim asks for the others. One
-#: that comes later is taken to be alone; if there are others, the next read brings one at once.
+#: Seconds of waiting after which a job that a read brings counts as single. If it comes sooner, it
+#: may be one of many, and a claim asks for the others. If a later one was not single, the next read
+#: brings another one at once.
 AT_ONCE = 0.05
 
 
 class Action(Enum):
-    """What a tick does."""
+    """The action of a tick."""
 
     STOP = "requeue the jobs that have not started: the worker is stopping"
     SOLO = "let a job on probation have its solo run, or end that"
@@ -58,7 +64,8 @@ class Action(Enum):
 
 
 class FetchLoop:
-    """Claims for one channel while its queues have jobs, and waits while they are empty."""
+    """The claims of one channel while its queues have jobs, and its blocking reads while they are
+    empty."""
 
     #: When queues that are empty and cannot be waited on are claimed from again (monotonic s).
     _next_look = 0.0
@@ -74,21 +81,26 @@ class FetchLoop:
         lists: Callable[[], QueueLists],
         credit: Callable[[], Credit],
         deliver: Callable[[Lease], bool],
-        requeue_waiting: Callable[[], int],
+        requeue_waiting: Callable[[Collection[str] | None], int],
     ) -> None:
         """
         Arguments:
             lists: returns what the channel consumes at the moment.
             credit: returns how many jobs its consumer may be given.
             deliver: calls the consumer with a job; returns False where the job went elsewhere.
-            requeue_waiting: requeues the jobs that were claimed or delivered and not started.
+            requeue_waiting: requeues the jobs that were claimed or delivered and not started: all,
+                or those of some queue lists.
         """
-        self.owner, self.poller, self.runner = owner, poller, owner.runner
+        self.owner, self.poller, self.executor = owner, poller, owner.executor
         self.backlog = Backlog()
         self.reads = BlockingReads(owner, poller, self._landed)
         self.upkeep = Upkeep(owner, self.reads)
         self.probation = Probation(
-            owner, self.backlog, poller.ring, self.requeue_undelivered, requeue_waiting
+            owner,
+            self.backlog,
+            poller.ring,
+            self.requeue_undelivered,
+            partial(requeue_waiting, None),
         )
         self._lists, self._credit, self._deliver = lists, credit, deliver
         self._requeue_waiting = requeue_waiting
@@ -96,7 +108,7 @@ class FetchLoop:
     def tick(self) -> None:
         """Carry out the next action. After a refusal of the server (a full disk, too few replicas)
         nothing is sent for ``POLL_INTERVAL``; lost connections raise."""
-        self.runner.pump()
+        self.executor.pump()
         now = monotonic()
         if now < self._refused_until:
             return
@@ -106,34 +118,36 @@ class FetchLoop:
             if lists.names or self.owner.name:
                 self.upkeep.register(lists.expires)
                 self.upkeep.repair()
-            self._carry_out(self._action(lists.names), lists.names)
-            self.owner.leases.rest()
+            self._follow_pauses()
+            self._carry_out(self._action(lists), lists)
+            self.owner.leases.release_idle_connection()
         except NotServed as exc:
-            logger.info("Claims and acks go to another server: %s.", exc)
-            sleep(PAUSE)  # the slot may be on its way for a while
+            logger.info("Claims and acks move to another Redis server: %s.", exc)
+            sleep(SEARCH_PAUSE_S)  # the move of the cluster slot may take a while
             self.poller.ring()
         except ResponseError as exc:
-            # A refusal passes. If the worker ended, it would only meet the same at its next start.
+            # A refusal is mostly temporary. If the worker ended, its next start would meet the same
+            # refusal.
             self._refused_until = now + POLL_INTERVAL
             if now >= self._silent_until:
                 self._silent_until = now + COMPLAINT_INTERVAL
                 logger.error(
-                    "The broker refuses to serve claims and acks: %s. Nothing was lost, running "
-                    "jobs go on; it is asked again every %g s.",
+                    "Redis refuses claims and acks: %s. Running jobs continue and no job is "
+                    "lost. Tried again every %g s. Check its disk, memory and replicas.",
                     exc,
                     POLL_INTERVAL,
                 )
 
     def next_action(self) -> Action:
         """Return what the next tick does. This has no effect."""
-        return self._action(self._lists().names)
+        return self._action(self._lists())
 
-    def _action(self, names: Sequence[str]) -> Action:
-        if not names:
+    def _action(self, lists: QueueLists) -> Action:
+        if not lists.names:
             return Action.SEND
         if self.owner.stopping:
             return Action.STOP
-        if self.probation.is_due(names):
+        if self.probation.is_due(lists.open_names):
             return Action.SOLO
         return self._action_without_suspects()
 
@@ -149,12 +163,15 @@ class FetchLoop:
     def _should_claim(self) -> bool:
         """Return whether it is time to claim.
 
-        Where this thread may run jobs, it is when no job waits here. Elsewhere it is when the room
-        is at least as large as the number of jobs that wait here, in the backlog or for a slot: so
-        claims are few and large, and jobs still wait here for the slots that get free.
+        If this thread may run the jobs itself, that is when no job waits in the backlog. Otherwise
+        it is when as many jobs may be claimed as wait in this process already, in the backlog or
+        for a slot of the pool. So claims are few and large, and there are still jobs here for the
+        slots that become free meanwhile.
         """
         waiting = len(self.backlog)
         limit = self.owner.config.claim_limit
+        if not self._lists().open_names:
+            return False
         if waiting >= limit or (waiting and self.poller.inline) or self._queues_are_empty:
             return False
         credit = self._credit()
@@ -162,12 +179,13 @@ class FetchLoop:
             return False
         if credit.is_unlimited:
             return not waiting
-        reserve = waiting + min(credit.held, self.runner.reserve())
-        return credit.room >= min(reserve, limit)
+        all_waiting = waiting + min(credit.held, self.executor.waiting_count())
+        return credit.room >= min(all_waiting, limit)
 
     def _should_block(self) -> bool:
-        # Before this thread runs a job, each read would have to be called off.
-        if self._next_start_sends or not self._queues_are_empty:
+        """Return whether to wait for jobs with blocking reads. It is False before a job starts in
+        this thread, since all reads would have to be called off for that."""
+        if self._next_start_sends or not self._lists().open_names or not self._queues_are_empty:
             return False
         return bool(self._credit().room)
 
@@ -175,36 +193,55 @@ class FetchLoop:
     def _next_start_sends(self) -> bool:
         """True if this thread starts a job next, in a solo pool. What is pending goes with its
         start record, so that no send is made before."""
-        return self.runner.inline and bool(self.backlog.ready)
+        return self.executor.inline and bool(self.backlog.ready)
 
     @property
     def _queues_are_empty(self) -> bool:
-        """Whether the queues were found empty, and a job that comes to any of them is reported."""
+        """True if the queues were empty at the last claim, and a job that comes to any of them is
+        reported."""
         if not self.reads.queues_are_empty:
             return False
-        return monotonic() < self._next_look or self.reads.cover(self._lists().names)
+        return monotonic() < self._next_look or self.reads.cover(self._lists().open_names)
 
-    def _carry_out(self, action: Action, names: Sequence[str]) -> None:
+    def _follow_pauses(self) -> None:
+        """Take over which queues are paused. The reads on their lists end, and their jobs that have
+        not started are requeued, in their order. If a queue was resumed, the next claim looks at
+        it."""
+        lists, paused = self._lists(), self.owner.paused
+        if lists.paused == paused:
+            return
+        open_before = {*lists.open_names}
+        lists.set_paused(paused)
+        if not open_before.issuperset(lists.open_names):
+            self.reads.queues_are_empty = False
+        if closed := open_before.difference(lists.open_names):
+            # The reads end first: a job that a read brought later would be requeued in front of
+            # the others.
+            self.reads.leave_lists(closed)
+            self._requeue_waiting(closed)
+
+    def _carry_out(self, action: Action, lists: QueueLists) -> None:
         if action is Action.STOP:
-            # First: a job that a read brings later would overtake those that wait.
+            # The reads end before the jobs that wait are requeued: a job that a read brought later
+            # would be requeued in front of them.
             self.requeue_undelivered()
-            self._requeue_waiting()
+            self._requeue_waiting(None)
             return self.owner.leases.flush()
         if action is Action.SOLO:
-            self.probation.act(names, self.reads.queues_are_empty)
+            self.probation.act(lists.open_names, self.reads.queues_are_empty)
             if self.probation.excludes_others:
                 return self._send_during_solo_run()
             action = self._action_without_suspects()
         if action is Action.CLAIM:
             self._claim(self._credit().room)
         elif action is Action.SEND:
-            if not names:
+            if not lists.names:
                 return self.owner.leases.flush()
             self.owner.leases.post()
         # A claim that finds the queues empty is followed by the wait in the same tick.
         if action is not Action.WAIT and self._should_block():
-            each_job_ends_all_reads = self.runner.inline or self._credit().limit == 1
-            self.reads.wait_on(self._lists(), by_one=each_job_ends_all_reads)
+            each_job_ends_all_reads = self.executor.inline or self._credit().limit == 1
+            self.reads.wait_on(lists, by_one=each_job_ends_all_reads)
 
     def _send_during_solo_run(self) -> None:
         self.reads.queues_are_empty = False  # the first claim after the solo run looks at them
@@ -214,43 +251,50 @@ class FetchLoop:
             self.poller.ring()
 
     def _claim(self, room: int) -> None:
-        """Claim what has landed and, if the queues are not known to be empty, up to ``room`` jobs
-        from all queue lists. If the reply is lost, the owner is in doubt."""
+        """Claim the jobs that have landed and, if the queues are not known to be empty, up to
+        ``room`` jobs from all queue lists. After a lost reply the owner needs a reconcile."""
         backlog, name, lists = self.backlog, self.owner.name, self._lists()
-        landed_by_owner = backlog.lift()
+        landed_by_owner = backlog.take_landed()
         own_landed = landed_by_owner.pop(name, [])
-        landed = [one.queue_list for one in own_landed]
-        brought = {one.queue_list: one.payload for one in own_landed}
+        landed = [job.queue_list for job in own_landed]
+        brought = {job.queue_list: job.payload for job in own_landed}
         most = room + len(landed)
         only_landed = self._queues_are_empty
         order = landed if only_landed else lists.order()
         fairness_width = 0 if only_landed else lists.fairness_width
-        starts = max(0, self.runner.free() - len(backlog.ready))
+        starts = max(0, self.executor.free() - len(backlog.ready))
         try:
             claims, leases = self.owner.claim(order, most, fairness_width, landed, starts, brought)
         except RedisError:
-            self.owner.leases.doubt = True
+            self.owner.leases.needs_reconcile = True
             raise
         if not claims.registered or name != self.owner.name:
             landed_by_owner[name] = own_landed
-        # No claim can name what has landed for an owner that the server does not know any more.
-        self._unland(landed_by_owner)
+        # Jobs that have landed for an owner which the server no longer knows cannot be claimed:
+        # they are requeued.
+        self._return_landed(landed_by_owner)
         if not claims.registered:
             return  # nothing was claimed: something removes the owner's record again and again
         backlog.ready.extend(leases)
         for queue_list, text in claims.errors:
-            self.reads.refused(queue_list, text)
+            self.reads.note_refusal(queue_list, text)
+        if claims.paused:
+            self._return_landed(
+                {name: [job for job in own_landed if job.queue_list in claims.paused]}
+            )
+            self.owner.paused |= {lists.queue(queue_list) for queue_list in claims.paused}
+            self._follow_pauses()
         if only_landed:
             return  # this claim says nothing about the queues
         for lease in leases:
-            lists.served(lease.job.queue_list)
-        self.reads.note({lease.job.queue_list for lease in leases})
+            lists.note_claimed(lease.job.queue_list)
+        self.reads.record_jobs({lease.job.queue_list for lease in leases})
         self._next_look = monotonic() + POLL_INTERVAL
         self.reads.queues_are_empty = claims.fell_short(most)
 
     def claim_one(self, lists: Mapping[str, int]) -> Lease | None:
-        """Return one job of these lists now (``basic_get``), or None; one that was claimed ahead
-        comes first."""
+        """Return the lease of one job of these lists now, or None; a job of the backlog comes
+        first. ``basic_get`` calls this, and delivers the job."""
         self.upkeep.register({**self._lists().expires, **lists})
         self.upkeep.repair()
         self.probation.act([*lists], queues_are_empty=True)
@@ -279,18 +323,19 @@ class FetchLoop:
 
     @property
     def deliverable(self) -> bool:
-        """Whether a job is ready to be delivered."""
+        """True if a job is ready to be delivered."""
         return bool(self.backlog.ready) and not self.owner.stopping
 
     def deliver(self) -> bool:
         """Deliver one job to the consumer; return False where none was delivered."""
         if armed := self.reads.armed:
             credit = self._credit()
-            # If a callback runs the job in this thread, a job that lands meanwhile waits for its
-            # end; and a solo pool could not even requeue it, so that no read may be left. Elsewhere
-            # as many are left as there is room for jobs.
+            # Reads are called off for two reasons. A job that lands while the callback runs a job
+            # in this thread has to wait for the end of that run, and in a solo pool nothing could
+            # requeue it meanwhile: there no read may wait. Otherwise a job may land for which the
+            # prefetch has no room: only as many reads may wait as there is room for jobs.
             if self.poller.inline or not (credit.room or credit.is_unlimited):
-                left_waiting = 0 if self.runner.inline else credit.room
+                left_waiting = 0 if self.executor.inline else credit.room
                 self.reads.call_off(armed[left_waiting:])
         try:
             lease = self.backlog.ready.popleft()
@@ -304,48 +349,52 @@ class FetchLoop:
         finally:
             self._delivering_thread = 0
         self.owner.leases.delivered(lease)
-        # If the job did not begin, its start record did not take the pending acks along.
-        if self.runner.inline and self.owner.leases.unsent:
+        # In a solo pool the start record of a job takes the pending acks along. If the job did not
+        # begin, they are sent now.
+        if self.executor.inline and self.owner.leases.unsent:
             self.owner.leases.post()
         return delivered
 
     @property
     def delivers_the_last(self) -> bool:
-        """Whether this is called back from the delivery of the last job."""
+        """True within the delivery of the last job that was ready: its consumer's callback acks it,
+        say, in the same thread."""
         return self._delivering_thread == get_ident() and not self.backlog.ready
 
     def _landed(self, landed: Landed, waited_s: float) -> None:
-        """Let the next claim name a job that a read has let land; requeue the job if there is no
-        room for it any more."""
-        if landed.owner != self.owner.name or not self._credit().room:
-            return self.owner.unland(landed.owner, [landed.queue_list])
+        """Take over a job that a blocking read has brought: the next claim takes it from its
+        landing list. Requeue it if there is no room for it any more, or its queue is paused."""
+        is_paused = self._lists().is_paused(landed.queue_list)
+        if landed.owner != self.owner.name or is_paused or not self._credit().room:
+            return self.owner.return_landed(landed.owner, [landed.queue_list])
         may_be_one_of_many = bool(self.backlog) or waited_s < AT_ONCE
         self.backlog.landed.append(landed)
         if may_be_one_of_many:
             self.reads.queues_are_empty = False
 
-    def _unland(self, landed_by_owner: Mapping[str, Iterable[Landed]]) -> None:
+    def _return_landed(self, landed_by_owner: Mapping[str, Iterable[Landed]]) -> None:
         for owner_name, some in landed_by_owner.items():
-            self.owner.unland(owner_name, [landed.queue_list for landed in some])
+            self.owner.return_landed(owner_name, [landed.queue_list for landed in some])
 
     def requeue(self, leases: Iterable[Lease], where: str = "front") -> None:
-        """Requeue jobs, and let the next tick come soon: it claims others in their room. If the
-        server cannot be asked now, the next send has the requeues. Any thread may call this."""
+        """Requeue jobs, and wake the loop, whose next tick may claim others. If the server cannot
+        be reached now, the next send carries the requeues. Any thread may call this."""
         self.owner.leases.requeue(leases, where)
         self.poller.wake()
 
     def requeue_undelivered(self) -> None:
-        """Call off all reads, and requeue what was claimed, or has landed, and was not
+        """Call off all reads, and requeue the jobs that have landed, or were claimed, and were not
         delivered."""
         self.reads.call_off(self.reads.armed)
         self.requeue_unseen()
 
     def requeue_unseen(self, lists: Collection[str] | None = None) -> int:
-        """Requeue the jobs that the consumer has not seen, all or those of some lists: first those
-        that have landed, then those that were claimed, which are older. Return the number of the
-        claimed ones. Any thread may call this."""
-        self._unland(self.backlog.lift(lists))
-        if claimed := self.backlog.take(lists):  # mostly none: it is called for each closed queue
+        """Requeue the jobs that the consumer has not received, all or those of some lists: first
+        those that have landed, then the claimed ones, which are older and so come in front of them.
+        Return the number of the claimed ones. Any thread may call this."""
+        self._return_landed(self.backlog.take_landed(lists))
+        # mostly none: it is called for each closed queue
+        if claimed := self.backlog.take_ready(lists):
             self.requeue(claimed)
         return len(claimed)
 
@@ -356,6 +405,6 @@ class FetchLoop:
         try:
             self.reads.call_off(reads)
         except (RedisError, OSError):
-            self.owner.leases.doubt = True
+            self.owner.leases.needs_reconcile = True
         self.reads.close(None if lists is None else reads)
         self.requeue_unseen(lists)

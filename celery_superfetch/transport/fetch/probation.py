@@ -1,15 +1,22 @@
 """Decides when a suspect (a job on probation) gets a solo run in this worker: at once if the worker
-has no other job, else after a quiesce.
+has no other job, otherwise after a quiesce.
 
 - In a *solo run* a suspect is the only job of its owner, so that it is surely to blame if the owner
-  dies. After its *solo window* other jobs may start alongside it.
-- In a *quiesce* an owner claims nothing until its jobs have ended, to have room for a solo run. The
-  server lets one owner of a database at a time quiesce, with a time limit, and then no owner for
-  ``WORK_FACTOR`` times as long (``make_room.lua``).
+  dies. After its *solo window* (a number of seconds) other jobs may start alongside it.
+- In a *quiesce* an owner claims nothing until its jobs have ended, so that it can make a solo run.
+  The server lets one owner of a database at a time quiesce, with a time limit. After a quiesce of T
+  seconds no owner may quiesce for ``WORK_FACTOR`` x T seconds (``quiesce.lua``).
+
+``Probation.act`` chooses between these:
+
+- The worker runs a suspect alone: wait until it ends, or until its solo window is over.
+- The worker has no job, and its queues are empty: claim a suspect for a solo run.
+- The worker has jobs, or its queues have: ask the server for a quiesce. When its jobs have ended,
+  claim a suspect for a solo run. If the time limit comes first, claim one alongside the jobs.
 
 The fetch loop of a channel calls this before it claims. If the process dies in a quiesce, that ends
-at its time limit; a suspect that it had claimed is in its private list, and the reaper counts the
-death.
+at its time limit. A suspect that it had claimed is in its private list on the server, and the
+reaper counts the death.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from kombu.log import get_logger
 
 from ...model.log_text import one_line_each
 from ...owner.owner import Owner
-from ...store.queues import Room, Suspects
+from ...store.queues import QuiesceAnswer, Suspects
 from .backlog import Backlog
 
 logger = one_line_each(get_logger(__name__))
@@ -31,16 +38,17 @@ logger = one_line_each(get_logger(__name__))
 #: quiesce is long enough for any job.
 FIRST_QUIESCE_S = 60.0
 
-#: Solo window (s) of a suspect's first solo run. If its owner dies after it, alongside other jobs,
-#: the next one is ten times as long: one of them is long enough for any job that kills its process.
+#: Solo window (s) of a suspect's first solo run. If its owner dies after the window, alongside
+#: other jobs, the window of the next solo run is ten times as long. So some window is long enough
+#: for any job that kills its process.
 FIRST_SOLO_WINDOW_S = 60.0
 
-#: For how many times as long as a quiesce took no owner quiesces after it: suspects cost at most a
+#: After a quiesce of T seconds no owner may quiesce for so many times T. So suspects cost at most a
 #: tenth of one owner's time.
 WORK_FACTOR = 10
 
 #: Most queue lists in one call: its script reads the next suspect of each.
-MOST_LISTS = 100
+LISTS_PER_CALL = 100
 
 TRY_INTERVAL_S = 1.0  # between two calls of the script
 
@@ -48,7 +56,9 @@ TRY_INTERVAL_S = 1.0  # between two calls of the script
 class Probation:
     """The solo runs and quiesces of one fetch loop."""
 
-    _others_first = False  # a suspect was claimed: other jobs are claimed before the next suspect
+    #: The last claim was a suspect. Before the next suspect other jobs are claimed, for one tick: a
+    #: queue of suspects must not keep all other jobs waiting.
+    _others_first = False
     _quiesces = False  # this owner claims nothing until its jobs have ended
     _next_try = 0.0  # monotonic s
 
@@ -78,7 +88,7 @@ class Probation:
 
     @property
     def excludes_others(self) -> bool:
-        """Whether no other job may be claimed now: in a solo run, and in a quiesce."""
+        """True if no other job may be claimed now: in a solo run, and in a quiesce."""
         return self.owner.suspects.solo is not None or self._quiesces
 
     def act(self, lists: Sequence[str], queues_are_empty: bool) -> None:
@@ -88,23 +98,24 @@ class Probation:
         if self.owner.suspects.solo is not None:
             if self._quiesces and self._is_time:
                 self._delay_next_try()
-                # The quiesce counts as long as the solo run lasts: the server is told that it has
-                # lasted until now. From its length it computes for how long no owner quiesces next.
-                self._ask([])
+                # The solo run counts as part of the quiesce that made it possible. So the server is
+                # told, again and again, that the quiesce has lasted until now: from its length the
+                # server computes for how long no owner may quiesce afterwards.
+                self._ask_quiesce([])
             return
         waiting = self._waiting(lists)
         if not waiting or self._others_first:
             if self._quiesces:
-                self._quiesce_for([])
+                self._update_quiesce([])  # ends the quiesce
             self._others_first = False
-            if waiting:  # the next tick claims it, and has to come also if no other job arrives
+            if waiting:  # the next tick claims the suspect, and must come even if no job arrives
                 self._wake_loop()
             return
         is_busy = bool(self.owner.busy or self.backlog)
         # While the queues have jobs, a worker that runs none at this moment counts as busy, too.
         if (is_busy or not queues_are_empty) and self._is_time:
             self._delay_next_try()
-            if self._quiesce_for(waiting):
+            if self._update_quiesce(waiting):
                 for name in waiting:
                     self._claim_alongside(name)
         if self._quiesces or (queues_are_empty and not is_busy):
@@ -113,12 +124,12 @@ class Probation:
                 self._claim_first(waiting)
 
     def _end_solo_window(self) -> None:
-        """Let other jobs start alongside the suspect that has run alone for its time limit."""
+        """Allow other jobs to start alongside a suspect whose solo window is over."""
         suspect = self.owner.suspects.end_solo()
         if suspect is not None:
             logger.info(
-                "Job %s, on probation, has had this process for itself for long enough: from now "
-                "on others may start beside it.",
+                "Job %s on probation has used up its time in isolation and continues: other jobs "
+                "may now start alongside it.",
                 suspect.title,
             )
 
@@ -127,7 +138,7 @@ class Probation:
         with_suspects = self.owner.suspects.lists
         if not with_suspects:
             return []
-        return [*islice((name for name in lists if name in with_suspects), MOST_LISTS)]
+        return [*islice((name for name in lists if name in with_suspects), LISTS_PER_CALL)]
 
     def _claim_first(self, waiting: Sequence[str]) -> None:
         """Claim one suspect, of the first queue list that still has one, for a solo run."""
@@ -135,17 +146,17 @@ class Probation:
             lease = self.owner.suspects.claim_alone(self.owner.name, name, _solo_window)
             if lease is not None:
                 self._others_first = True
-                # All at once, so that they keep their order. If they stayed, the gate would refuse
-                # and requeue one after the other, each to the front of its queue: the newest would
-                # be first there.
+                # The jobs that have not started are requeued together, in their order. If they
+                # stayed, the gate would refuse and requeue one after the other, each to the front
+                # of its queue, and the newest would be first there.
                 self._requeue_waiting()
                 self.backlog.ready.append(lease)
                 logger.warning(
-                    "Job %s is on probation: it runs alone in this process now, since it may be "
-                    "the one that killed others. Other jobs wait until it has ended, but no longer "
-                    "than %g s.",
+                    "Job %s is on probation and now runs in isolation, since it may have killed "
+                    "other workers. This process starts no other job until it has ended, or for "
+                    "%g s.",
                     lease.job.title,
-                    _solo_window(lease.claimed.probation),
+                    _solo_window(lease.claimed.solo_runs),
                 )
                 return
 
@@ -154,8 +165,8 @@ class Probation:
         if lease is not None:
             self.backlog.ready.append(lease)
             logger.warning(
-                "Job %s is on probation, and this worker could not make room for it in time: its "
-                "other jobs did not end, or wait for this one. It runs alongside them now.",
+                "Job %s is on probation but does not run in isolation: the other jobs of this "
+                "worker have not ended in time. It now runs alongside them.",
                 lease.job.title,
             )
 
@@ -166,35 +177,36 @@ class Probation:
     def _delay_next_try(self) -> None:
         self._next_try = monotonic() + TRY_INTERVAL_S
 
-    def _quiesce_for(self, waiting: Sequence[str]) -> bool:
-        """Begin, continue or end a quiesce for suspects of the ``waiting`` queue lists; return
-        whether one may run alongside others now."""
-        room = self._ask(waiting)
-        quiesces = room.quiesces
+    def _update_quiesce(self, waiting: Sequence[str]) -> bool:
+        """Begin, continue or end a quiesce for suspects of the ``waiting`` queue lists (without
+        any: end it). Return whether a suspect may run alongside other jobs now, since a quiesce for
+        it has reached its time limit."""
+        answer = self._ask_quiesce(waiting)
+        quiesces = answer.quiesces
         if quiesces and not self._quiesces:
-            # Other workers run the jobs that have not started: in this one they would prolong the
-            # quiesce.
+            # Jobs that have not started are requeued for other workers. In this one they would
+            # prolong the quiesce.
             self._requeue_waiting()
             logger.info(
-                "A job is on probation, and this worker is the one that makes room for it: it "
-                "claims nothing for a while, and runs that job alone if its own end meanwhile. "
-                "Other workers go on."
+                "This worker claims no jobs for a while, to run a job on probation in isolation "
+                "once its own jobs have ended. Other workers continue."
             )
         elif self._quiesces and not quiesces:
             logger.info(
-                "This worker claims jobs again. What is still on probation runs alone as soon as a "
-                "worker runs nothing, or alongside other jobs now."
+                "This worker claims jobs again. Jobs still on probation run in isolation when a "
+                "worker is idle, or now alongside other jobs."
             )
         self._quiesces = quiesces
-        return room.alongside and not quiesces
+        return answer.alongside and not quiesces
 
-    def _ask(self, waiting: Sequence[str]) -> Room:
+    def _ask_quiesce(self, waiting: Sequence[str]) -> QuiesceAnswer:
         """Ask the server whether this owner may quiesce for suspects of some queue lists. Without
-        any, tell it that the quiesce has lasted until now and has served its purpose."""
-        room = self._suspects.make_room(self.owner.name, waiting, FIRST_QUIESCE_S, WORK_FACTOR)
-        if room.none:
+        any list, report that this owner's quiesce has lasted until now, and is no longer needed.
+        """
+        answer = self._suspects.ask_quiesce(self.owner.name, waiting, FIRST_QUIESCE_S, WORK_FACTOR)
+        if answer.no_suspects:
             self.owner.suspects.remove_lists(waiting)
-        return room
+        return answer
 
 
 def _solo_window(run_number: int) -> float:

@@ -1,8 +1,11 @@
 """The queue lists of a channel, and the order in which its next claim looks at them.
 
-kombu keeps a queue as several lists, one for each priority. The channel calls ``serve`` when what
-is consumed has changed, the fetch loop reads the order for each claim, both in the thread of the
-consumer's loop. Only this process knows the order; after its death other workers have theirs.
+kombu keeps a queue as several lists, one for each priority. The channel calls ``set_queues`` when
+the consumed queues have changed. The fetch loop reads the order for each claim, and calls
+``note_claimed`` after it. All of this is in the thread of the consumer's loop. The order is in
+memory alone; if the process dies, other workers continue in their own orders.
+
+A channel claims nothing from the lists of a *paused* queue. The other lists are *open*.
 """
 
 from __future__ import annotations
@@ -21,19 +24,37 @@ class QueueLists:
         self._cycle = cycle_by_name(order)()
         self._of_queue: Mapping[str, list[str]] = {}
         self._queue_of: dict[str, str] = {}
-        self.names: list[str] = []  # those for the urgent first
-        self.expires: dict[str, int] = {}  # of each list (ms); 0 for none
-        #: The lists of jobs that were sent without a priority: one for each queue.
+        self.names: list[str] = []  # the lists for the most urgent jobs first
+        self.open_names: list[str] = []  # of ``names`` those whose queue is not paused
+        self.paused: frozenset[str] = frozenset()  # the paused queues, as ``set_paused`` was told
+        self.expires: dict[str, int] = {}  # list -> ms of the x-expires of its queue; 0: none
+        #: One list for each queue: that of jobs which were sent without a priority. With kombu's
+        #: Redis transport these have priority 0, and that is the most urgent one.
         self.unprioritised: frozenset[str] = frozenset()
 
-    def serve(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
-        """Set the queues to claim from: queue -> its lists, that for the urgent first."""
+    def set_queues(self, queues: Mapping[str, list[str]], expires_of: Callable[[str], int]) -> None:
+        """Set the queues to claim from.
+
+        Arguments:
+            queues: queue -> its lists, the one for the most urgent jobs first.
+            expires_of: returns the x-expires of a queue (ms).
+        """
         self._cycle.update(queues)
         self._of_queue = queues
         self.names = list(self._urgent_first(queues))
         self._queue_of = {name: queue for queue, names in queues.items() for name in names}
         self.unprioritised = frozenset(names[0] for names in queues.values())
         self.expires = {name: expires_of(self._queue_of[name]) for name in self.names}
+        self.set_paused(self.paused)
+
+    def set_paused(self, queues: frozenset[str]) -> None:
+        """Set which queues are paused; names of other queues may be among them."""
+        self.paused = queues
+        self.open_names = [name for name in self.names if not self.is_paused(name)]
+
+    def is_paused(self, queue_list: str) -> bool:
+        """Return whether the queue of a queue list is paused."""
+        return self.queue(queue_list) in self.paused
 
     def queue(self, queue_list: str) -> str:
         """Return the queue of a queue list. A list that is not consumed here counts as a queue of
@@ -42,20 +63,25 @@ class QueueLists:
 
     @property
     def fairness_width(self) -> int:
-        """The number of neighbours in ``order`` from which a claim takes jobs in rotation, one of
-        each. By kombu's default (``round_robin``) these are all queues; it is 1 for strategies that
-        put the queues in an order of urgency: each list is emptied before the next."""
-        return len(self._of_queue) if type(self._cycle) is round_robin_cycle else 1
+        """From how many neighbouring lists of ``order`` a claim takes jobs in rotation, one job
+        from each. With kombu's default (``round_robin``) it is the number of open queues, so that
+        all of them get their turn. With a strategy that orders the queues by urgency it is 1: each
+        list is emptied before the next."""
+        is_fair = type(self._cycle) is round_robin_cycle
+        return len(self._of_queue.keys() - self.paused) if is_fair else 1
 
     def order(self) -> list[str]:
-        """Return all lists in the order of claiming: the urgent ones of each queue first."""
-        return list(self._urgent_first(self._cycle.consume(len(self._of_queue))))
+        """Return the open lists in the order of claiming: first the most urgent list of each
+        queue."""
+        queues = self._cycle.consume(len(self._of_queue))
+        return list(self._urgent_first([queue for queue in queues if queue not in self.paused]))
 
     def _urgent_first(self, queues: Iterable[str]) -> Iterator[str]:
         for step in range(len(next(iter(self._of_queue.values()), ()))):
             for queue in queues:
                 yield self._of_queue[queue][step]
 
-    def served(self, queue_list: str) -> None:
-        """Note that a claim took a job of a list: the next claim begins with another queue."""
+    def note_claimed(self, queue_list: str) -> None:
+        """Rotate the order after a claim of a job from a list: the next claim begins with another
+        queue."""
         self._cycle.rotate(self._queue_of[queue_list])

@@ -1,8 +1,10 @@
 """Keeps the registration of one channel, and its connections, in order.
 
 The fetch loop calls this before each action: no job may be claimed for an owner that the server
-does not know, nor started while a reply is lost. Nothing is kept here that a death of the process
-could lose: the reaper reads the owner's record, which is on the server.
+does not know, nor started after a lost reply before a reconcile has requeued the jobs of such
+claims as this process does not know. The channel calls ``leave`` when it closes. If the process
+dies, nothing that is in memory here is missed: the reaper reads the owner's record, which is on the
+server.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from kombu.log import get_logger
 
 from ...model.log_text import one_line_each
 from ...owner.owner import Owner
-from .reads import BlockingReads
+from .blocking_reads import BlockingReads
 
 logger = one_line_each(get_logger(__name__))
 
@@ -25,45 +27,55 @@ class Upkeep:
         self.owner, self.reads = owner, reads
         #: Queue list -> ms of its x-expires, as they were registered last.
         self._registered: Mapping[str, int] = {}
+        #: As of the last ``repair``. After a further outage the owner needs a reconcile.
         self._outages = owner.outages
 
     def register(self, expires: Mapping[str, int]) -> None:
-        """Register this process and its queue lists (-> ms of x-expires), unless that is known."""
+        """Register this process and its queue lists (-> ms of x-expires), unless they are
+        registered."""
         self.owner.check_process()
-        # By identity: ``QueueLists`` makes another mapping at each change, and a tick is cheap.
+        # ``QueueLists`` makes a new mapping at each change. A comparison by identity costs each
+        # tick nothing, also with a thousand lists.
         if expires is not self._registered or not self.owner.name:
             self.owner.join(id(self), expires)
             self._registered = expires
-            self.reads.queues_are_empty = False  # these are other queues: a claim looks at them
+            self.reads.queues_are_empty = False  # a claim has to look at the new queues
 
     def leave(self) -> None:
-        """Settle what the channel leaves; with the last channel, unregister. Never raises."""
+        """Send what is pending for the channel, and unregister with the last channel of the owner.
+        An error of the server is logged, and not raised."""
         self.owner.leave(id(self), may_land=self.reads.may_land_later)
 
     def repair(self) -> None:
-        """Replace a read that is overdue, carry out deferred calls, and reconcile an owner that is
-        in doubt."""
+        """Make deferred calls, if this is a plain consumer, and reconcile an owner that needs
+        it, as after a blocking read that is overdue; the reconcile closes the read."""
         owner, leases = self.owner, self.owner.leases
-        if owner.has_deferred_calls and not owner.runner.endless:  # else maintenance does
-            owner.catch_up()
+        if owner.has_deferred_calls and not owner.executor.endless:  # a worker's maintenance thread
+            owner.catch_up()  # does this in a worker
         if self.reads.overdue:
-            logger.warning("A blocking read got no reply in time; its connection is replaced.")
-            leases.doubt = True
+            logger.warning(
+                "A blocking read got no reply in time: its connection is replaced, "
+                "and the worker reconciles its jobs in flight."
+            )
+            leases.needs_reconcile = True
         if self._outages != owner.outages:
             self._outages = owner.outages
-            leases.doubt = True
+            leases.needs_reconcile = True
         if leases.is_reconcile_due:
             self._reconcile()
 
     def _reconcile(self) -> None:
-        """Requeue what the server has for this owner without a lease, and start what waited."""
-        # First: what has landed is requeued, also a job that a read would report a moment later.
+        """Requeue the jobs that the server has for this owner and that have no lease in this
+        process; then start the jobs that waited for that."""
+        # The reads are closed first: a job that a read has brought and not reported yet is in its
+        # landing list then, and is requeued with the others.
         self.reads.close()
         if requeued_count := self.owner.reconcile():
             logger.warning(
-                "%d jobs were claimed by calls whose reply was lost: they are back on their "
-                "queues, without a strike.",
+                "Jobs requeued without a strike (jobs=%d, owner=%s): the replies to their claims "
+                "were lost.",
                 requeued_count,
+                self.owner.name,
             )
         self.reads.queues_are_empty = False
-        self.owner.runner.pump()  # no job starts while the owner is in doubt
+        self.owner.executor.pump()  # starts the jobs that waited for the reconcile

@@ -1,4 +1,5 @@
-"""The recipe for Kubernetes: valid, and what its parts say of each other is true."""
+"""The recipe for Kubernetes of docs/run/deploying.md: valid, and what its parts say of each
+other is true."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from support.recipes import (
     environments,
     shop,
     tool,
+    unwrapped,
 )
 
 CONFIG = config_of(shop())
@@ -128,10 +130,19 @@ def test_a_worker_is_not_restarted_for_what_others_would_forgive():
     assert live["periodSeconds"] * live["failureThreshold"] > CONFIG.owner_ttl
     assert start["periodSeconds"] * start["failureThreshold"] > CONFIG.owner_ttl
     for probe in (live, start):
-        words = probe["exec"]["command"]
+        words = unwrapped(probe["exec"]["command"])
         assert float(words[words.index("--timeout") + 1]) < probe["timeoutSeconds"]
         assert "--this-host" in words
     assert "readinessProbe" not in container("shop-worker")
+    # A hung worker does not react to TERM, so the pod's long grace period would be wasted on it.
+    assert 2 < live["terminationGracePeriodSeconds"] < POD["terminationGracePeriodSeconds"]
+
+
+def test_a_rollout_starts_new_workers_before_it_stops_old_ones():
+    assert deployments()["shop-worker"]["strategy"]["rollingUpdate"] == {
+        "maxSurge": 1,
+        "maxUnavailable": 0,
+    }
 
 
 def test_beat_is_one_and_never_two():

@@ -8,9 +8,11 @@ from typing import Any
 
 import yaml
 
+from celery_superfetch.console.links import DOCS_URL
+
 ROOT = Path(__file__).resolve().parents[3]
 OPERATE = ROOT / "docs" / "operate"
-PAGES = "https://celery-superfetch.readthedocs.io/en/latest/operate/"
+PAGES = f"{DOCS_URL}operate/"
 
 
 def rules() -> dict[str, dict[str, Any]]:

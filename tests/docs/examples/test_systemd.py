@@ -1,4 +1,5 @@
-"""The recipe for systemd: valid, and a unit stops, restarts and fails as the docs promise."""
+"""The recipe for systemd of docs/run/deploying.md: valid, and a unit stops, restarts and fails as
+the docs promise."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.console.probe import main
+from support.recipes import container, unwrapped
 from support.servers.server import free_port
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
@@ -50,7 +52,10 @@ def test_a_probe_asks_as_the_provider_of_credentials_says(
     way = f"redis://127.0.0.1:{own.port}/0?credential_provider="
     assert main(["--broker", f"{way}tokens_of_mine.Token"]) == 2
     assert "no live worker is registered" in capsys.readouterr().out
-    for wrong, why in (("nowhere.Token", "cannot be made"), ("builtins.dict", "is no redis.")):
+    for wrong, why in (
+        ("nowhere.Token", "cannot be created"),
+        ("builtins.dict", "is not a redis."),
+    ):
         assert main(["--broker", way + wrong]) == 2
         assert why in capsys.readouterr().out
 
@@ -123,16 +128,20 @@ def test_a_silent_worker_is_a_warning_and_then_critical(probe, one):
 
         return eventually(found, message=text)
 
-    says("WARNING: worker celery@two on web-2 was not heard for 20 s", silent=20, code=1)
-    says("CRITICAL: worker celery@two on web-2 was not heard for 70 s", code=2)
+    says(
+        "WARNING: worker celery@two on web-2 is silent (no heartbeat for 20 s)",
+        silent=20,
+        code=1,
+    )
+    says("CRITICAL: worker celery@two on web-2 is silent (no heartbeat for 70 s)", code=2)
     # What is asked for is what is looked at.
-    assert probe("--this-host").startswith("OK: worker celery@one was heard")
-    assert probe("--node", "celery@one").startswith("OK: worker celery@one was heard")
-    says("celery@two was not heard for 70 s", "--node", "celery@two", code=2)
+    assert probe("--this-host").startswith("OK: worker celery@one sent a heartbeat")
+    assert probe("--node", "celery@one").startswith("OK: worker celery@one sent a heartbeat")
+    says("celery@two has sent no heartbeat for 70 s", "--node", "celery@two", code=2)
     assert "celery@three is registered" in probe("--node", "celery@three", code=2)
     three = one.owner(elsewhere("web-3"), node="celery@three")
     words = ("--node", "celery@three")
-    says("OK: worker celery@three was heard 20 s ago", *words, who=three, silent=20)
+    says("OK: worker celery@three sent a heartbeat 20 s ago", *words, who=three, silent=20)
 
 
 def test_the_life_of_a_worker_as_its_pod_asks(probe, cli, worker, db, url):
@@ -152,7 +161,29 @@ def test_the_life_of_a_worker_as_its_pod_asks(probe, cli, worker, db, url):
     [owner] = db.owners()
     one.freeze()  # it reaps who is hung, itself, too
     db.client.hset(f"superfetch:owner:{owner}", "state", "hung")
-    assert "its event loop has not turned" in probe("--this-host", code=2)
+    assert "its event loop had not ticked" in probe("--this-host", code=2)
+
+
+def test_the_liveness_probe_of_the_recipe_fails_for_a_frozen_worker_and_not_in_an_outage(
+    worker, url
+):
+    """The control is the program without the filter of the recipe: it fails in an outage too, and
+    as a liveness probe would restart every worker."""
+    words = container("shop-worker")["livenessProbe"]["exec"]["command"]
+
+    def code(words: list[str], url: str) -> int:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = {**os.environ, "CELERY_BROKER_URL": url, "PATH": path}
+        return subprocess.run(words, env=env, capture_output=True, check=False).returncode
+
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    one = worker(options=QUICK, concurrency=1)
+    eventually(lambda: code(unwrapped(words), url) == 0, message="it is heard")
+    assert (code(words, url), code(words, away), code(unwrapped(words), away)) == (0, 0, 2)
+    one.freeze()
+    eventually(lambda: code(words, url) == 1, message="silence is found")
+    one.thaw()
+    eventually(lambda: code(words, url) == 0, message="it is heard again")
 
 
 @contextmanager
@@ -178,7 +209,7 @@ def test_a_server_that_says_nothing_or_is_not_there(probe, cli, words):
                 line = ask(*words, "--timeout", "0.5", code=2, url=silence)
                 assert other.poll() is None
                 connection.close()
-            assert line.startswith("CRITICAL: the broker cannot be asked: ")
+            assert line.startswith("CRITICAL: the broker cannot be reached: ")
             assert "secret" not in line
     nobody = f"redis://:secret@127.0.0.1:{free_port()}/0"
     assert "refused" in probe(*words, code=2, url=nobody)
@@ -187,7 +218,7 @@ def test_a_server_that_says_nothing_or_is_not_there(probe, cli, words):
 
 def test_an_app_that_cannot_be_served_is_critical(cli):
     found = cli("check", superfetch=False, code=2).out
-    assert "CRITICAL: the broker cannot be asked: the app's broker" in found
+    assert "CRITICAL: the broker cannot be reached: the app's broker" in found
     found = cli("check", conf={"broker_transport_options": {"strike_limt": 3}}, code=2).out
     assert "did you mean 'strike_limit'" in found
 
@@ -202,7 +233,9 @@ def test_which_server(probe, make_bench, fresh_server, url):
     replica = fresh_server(replicaof=["127.0.0.1", str(own.port)])
     assert "read-only replica" in probe(code=2, url=replica.url())
     assert "--master" in probe(code=2, url="sentinel://127.0.0.1:1")
-    assert "see that it begins with redis://" in probe(code=2, url=""), "a variable that is not set"
+    assert "check that it begins with redis://" in probe(code=2, url=""), (
+        "a variable that is not set"
+    )
 
 
 def test_what_to_do_is_said_once(probe, fresh_server):
@@ -212,11 +245,11 @@ def test_what_to_do_is_said_once(probe, fresh_server):
     replica = fresh_server(replicaof=["127.0.0.1", str(server.port)])
     line = probe(code=2, url=replica.url())
     assert "point broker_url at the primary" in line
-    assert "see whether it runs" not in line
+    assert "check whether it runs" not in line
     server.client().config_set("requirepass", "s3cret")
     line = probe(code=2, url=server.url())
     assert line.endswith(
-        ": the server wants a password: put it into the URL, redis://:PASSWORD@host"
+        ": the server requires a password: put it into the URL, redis://:PASSWORD@host"
     )
 
 
@@ -246,7 +279,7 @@ def test_the_command_as_it_is_installed(one, url):
     assert installed("--this-host", code=0, CELERY_BROKER_URL=url).startswith("OK: worker ")
     assert installed("--broker", url, code=0).startswith("OK: 1 worker, 0 jobs in flight")
     nobody = f"redis://127.0.0.1:{free_port()}/0"
-    assert "cannot be asked" in installed("--broker", nobody, code=2, CELERY_BROKER_URL=url)
+    assert "cannot be reached" in installed("--broker", nobody, code=2, CELERY_BROKER_URL=url)
 
 
 @pytest.mark.parametrize("query", ["", "?ssl_cert_reqs=CERT_NONE", "?ssl_cert_reqs=none"])
@@ -256,7 +289,7 @@ def test_a_server_behind_tls_as_kombu_names_it(tls_port, query):
     bench.owner(node="celery@safe")
     url = f"rediss://127.0.0.1:{port}/0{query}"
     found = installed("--node", "celery@safe", code=0, CELERY_BROKER_URL=url)
-    assert found.startswith("OK: worker celery@safe was heard")
+    assert found.startswith("OK: worker celery@safe sent a heartbeat")
 
 
 def test_a_certificate_that_is_not_trusted_is_critical_where_the_url_asks_for_it(

@@ -33,7 +33,7 @@ def kill(shop, cli) -> Callable[..., dict[str, Any]]:
             jobs = cli("dead", "list", "--json", options=ONE_STRIKE).json()["jobs"]
             return next((row for row in jobs if row["task_id"] == sent.id), None)
 
-        with pytest.raises(Exception, match="was killed"):
+        with pytest.raises(Exception, match="was moved to the dead set"):
             sent.get(timeout=30)
         return eventually(found, every=0.2)
 
@@ -92,11 +92,11 @@ def test_a_start_that_fits_several_jobs_names_them(cli, bench):
     failed = cli("dead", "delete", "5f2a9c0d-aa", code=1)
     for task_id, task in tasks.items():
         assert f"{ids[task_id]} {task}[{task_id}]" in failed.err
-    assert "fits 2 jobs" in failed.err
-    assert "Deleted" in cli("dead", "delete", "5f2a9c0d-aab", "--yes").out
+    assert "matches 2 jobs" in failed.err
+    assert "Deleted" in cli("dead", "delete", "5f2a9c0d-aab", answer="y\n").out
     # The start of one job's id and of another's task id.
     bench.killed(payload(ids["5f2a9c0d-aaaa"][:4] + "0000-x"), queue="mail")
-    assert "fits 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
+    assert "matches 2 jobs" in cli("dead", "show", ids["5f2a9c0d-aaaa"][:4], code=1).err
 
 
 def test_a_very_long_name_of_a_task_fills_no_terminal(cli, bench):
@@ -116,8 +116,8 @@ def test_the_queue_of_a_job_is_named_without_its_priority(cli, bench):
     text = cli("dead", "show", job.id).out
     assert "Queue:         mail\n" in text
     done = cli("dead", "retry", job.id, "--to", "my queue")
-    assert "has to be started with -Q 'my queue'" in done.err
-    assert done.out == "Put back on my queue: shop.note[a]\n"
+    assert "start a worker with -Q 'my queue'" in done.err
+    assert done.out == "Requeued to my queue: shop.note[a]\n"
     assert bench.queue("my queue\x06\x163") == [job.payload]
 
 
@@ -206,7 +206,7 @@ def test_a_retried_poison_job_runs_again(cli, worker, shop, kill, ledger):
     assert shop.kill_child.AsyncResult(job["task_id"]).state == "PENDING"
     found = cli("status", "--json").json()
     dead = {"size": 0, "of_app": 0, "limit": 10_000, "unannounced": 0}
-    dead |= {"killed_lately": 0, "newest": None, "kept": NOTHING_KEPT}
+    dead |= {"killed_lately": 0, "newest": None, "caps": NOTHING_KEPT}
     assert found["dead_set"] == dead, "what is put back is told of no more"
     assert found["counters"]["retried"] == 1
     assert "empty" in cli("dead", "list").out
@@ -220,11 +220,11 @@ def test_retry_on_another_queue(cli, dead, client):
     job = dead("a")
     client.set("taken", "by something else")
     failed = cli("dead", "retry", job["id"], "--to", "taken", code=1)
-    assert "'taken' is no queue, it holds a string" in failed.err
+    assert "'taken' is not a queue: the key holds a string" in failed.err
     assert cli("dead", "show", job["id"], "--json").json() == job
 
-    done = cli("dead", "retry", job["id"][:12], "--to", "aside")
-    assert f"Put back on aside: shop.kill_child[{job['task_id']}]" in done.out
+    done = cli("dead", "retry", job["id"][:12], "--to", "aside", answer="y\n")
+    assert f"Requeued to aside: shop.kill_child[{job['task_id']}]" in done.out
     assert "no queue 'aside'" in done.err
     assert client.lrange("aside", 0, -1) == [job["payload"].encode()]
     # It is seen where nobody has ever served it, until it is empty; what no job went to is not.
@@ -242,7 +242,7 @@ def test_a_broken_result_backend_does_not_hold_up_a_retry(cli, dead):
     first, second = dead("a"), dead("b")
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
     done = cli("dead", "retry", first["id"], "--to", "aside", "--json", result_url=nowhere)
-    assert "stays as it is until the job has run" in done.err
+    assert "still shows the failure until the job has run" in done.err
     assert [row["id"] for row in done.json()["retried"]] == [first["id"]]
     done = cli("dead", "retry", second["id"], "--to", "aside", "--json", result_url="")
     assert "result" not in done.err, "no backend, no result: nothing to warn of"

@@ -49,7 +49,7 @@ def test_a_lone_worker_is_told_of_and_its_jobs_wait_for_its_successor(cli, worke
     victim = worker(pool="threads", concurrency=1)  # else one of two may be yet to begin
     done = cli("drill", "--queue", "celery", *SHORT, "--yes", "--wait", "8", code=1)
     victim.wait_gone()
-    assert "no other worker serves queue 'celery'" in done.err
+    assert "no other worker consumes queue 'celery'" in done.err
     assert "0 of 1 job recovered; 0 ran again. The others have not started again" in done.out
     assert "Stock Celery would have lost them" in done.out
 
@@ -59,7 +59,7 @@ def test_jobs_of_others_are_spared_unless_it_is_told(cli, worker, shop, ledger):
     shop.run("of mine")
     drill = ("drill", "--queue", "celery", *SHORT)
     done = cli(*drill, "--yes", code=1)
-    assert "also runs 1 job of yours (shop.hold[" in done.err
+    assert "also runs 1 other job (shop.hold[" in done.err
     assert "--others-too" in done.err
     assert victim.alive()
     worker(concurrency=2)
@@ -77,7 +77,7 @@ def test_jobs_that_start_before_the_operator_answers_are_spared(cli, worker, sho
 
     monkeypatch.setattr(click, "confirm", confirm)
     done = cli("drill", "--queue", "celery", *SHORT, code=1)
-    assert "also runs 1 job of yours (shop.hold[" in done.err
+    assert "also runs 1 other job (shop.hold[" in done.err
     assert victim.alive()
 
 
@@ -87,11 +87,11 @@ def test_jobs_that_end_in_a_worker_that_is_not_killed_are_not_recovered(cli, wor
     far = worker(host=Host("far"), concurrency=2)
     words = ("--seconds", "5", "--jobs", "2", "--yes", "--wait", "30")
     done = cli("drill", "--queue", "celery", *words, code=1)
-    assert "elsewhere. Kill it there: it is the first process of its container" in done.err
+    assert "on another host. Kill it: it is the first process of its container" in done.err
     assert "kill -9" not in done.err, "the kernel takes no SIGKILL for pid 1 from inside"
     assert far.alive()
     assert done.out.replace("\n", " ").startswith("0 of ")
-    assert f"ended in {far.name}@far: it was not killed in time" in done.out.replace("\n", " ")
+    assert f"ended in {far.name}@far, which was not killed in time" in done.out.replace("\n", " ")
 
 
 @pytest.mark.netns
@@ -102,7 +102,7 @@ def test_jobs_of_a_worker_that_is_killed_on_another_host_run_again_on_a_third(ur
     drill = subprocess.Popen(line, env=env, stdout=PIPE, stderr=PIPE, text=True)
     try:
         said = ""
-        while "elsewhere" not in said:
+        while "on another host" not in said:
             said = drill.stderr.readline()
             assert said, "the drill ended"
         [victim] = [name for name in hosts if f"@{name} " in said]
@@ -119,7 +119,7 @@ def test_jobs_of_a_worker_that_is_killed_on_another_host_run_again_on_a_third(ur
 
 def test_a_queue_without_a_worker_is_refused_before_anything_is_sent(cli, bench):
     done = cli("drill", "--queue", "nobodys", "--yes", code=1)
-    assert "no worker consumes queue 'nobodys': nothing was sent" in done.err
+    assert "no worker consumes queue 'nobodys': no job was sent" in done.err
     assert bench.queue("nobodys") == []
     bench.owner(lists=["nobodys"])
     done = cli("drill", "--queue", "nobodys", "--yes", "--wait", "1", code=1)
@@ -142,5 +142,5 @@ def test_jobs_that_the_server_does_not_take_are_said_without_a_traceback(cli, fr
     Bench(server.client()).owner(lists=["celery"])
     server.client().config_set("maxmemory", 1)
     done = cli("drill", "--queue", "celery", "--yes", code=1, url=server.url(), process=True)
-    assert "cannot be asked: " in done.err
+    assert "cannot be reached: " in done.err
     assert "used memory > 'maxmemory'" in done.err

@@ -15,7 +15,7 @@ from celery_superfetch.migration.from_stock import Migrated, take_over
 from celery_superfetch.migration.stock_unacked import Unacked
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.redis.connections import is_ours
+from celery_superfetch.store.redis.connections import is_own_connection
 from support.process import Process
 from support.servers.ledger import LEDGER_DB
 from support.waiting import eventually
@@ -66,14 +66,14 @@ def test_whoever_consumes_as_stock_does_is_in_the_way(url, client):
         assert len(consumers) == 2
         assert all(f"id {one.id}: {one.address}" in str(refused.value) for one in consumers)
         dry = migrate(client, dry_run=True)
-        assert (dry.taken, dry.consumers and len(dry.consumers)) == (2, 2)
+        assert (dry.requeued, dry.consumers and len(dry.consumers)) == (2, 2)
         assert client.hlen("unacked") == 2
 
         idle.close()
         with pytest.raises(StillInUse):
             migrate(client)
         # The control: told to, it takes what a living consumer holds, and both have it.
-        assert migrate(client, force=True).taken == 2
+        assert migrate(client, force=True).requeued == 2
         ours = stack.enter_context(Inbox(url, "mail"))
         assert ours.receive(2) == full.said() == [1, 2]
         full.close()
@@ -89,10 +89,10 @@ def test_who_holds_them_cannot_be_known_without_client_list(fresh_server):
     inbox.crash()
     admin.execute_command("ACL", "SETUSER", "shop", "on", ">pw", "~*", "+@all", "-client|list")
     with redis.Redis.from_url(own.url().replace("//", "//shop:pw@")) as shop:
-        with pytest.raises(StillInUse, match=r"CLIENT LIST is forbidden"):
+        with pytest.raises(StillInUse, match=r"the ACL forbids CLIENT LIST"):
             migrate(shop)
         admin.execute_command("ACL", "SETUSER", "shop", "+client|list")
-        assert migrate(shop).taken == 1
+        assert migrate(shop).requeued == 1
 
 
 def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server):
@@ -108,7 +108,7 @@ def test_a_server_over_its_memory_limit_keeps_each_job_where_it_is(fresh_server)
     assert (client.hlen("unacked"), client.llen("mail")) == (30, 0)
     # The control: there is room again.
     client.config_set("maxmemory", 0)
-    assert migrate(client).taken == client.llen("mail") == 30
+    assert migrate(client).requeued == client.llen("mail") == 30
 
 
 def test_the_command_refuses_waits_and_reports(url, client, cli, env, tmp_path):
@@ -121,24 +121,26 @@ def test_the_command_refuses_waits_and_reports(url, client, cli, env, tmp_path):
     assert client.hlen("unacked") == 3
 
     dry = cli("migrate", "--dry-run")
-    assert "Would take over 3 of 3 unacked jobs: celery 3." in dry.out
+    assert "Would requeue 3 of 3 unacked jobs: celery 3." in dry.out
     assert "a stock consumer is connected: id " in dry.err
     client.hset("unacked", "strange", json.dumps([json.loads(payload("s")), "nowhere", "x"]))
     dry = cli("migrate", "--dry-run", code=1)
-    assert "Would take over 3 of 4" in dry.out
+    assert "Would requeue 3 of 4" in dry.out
     assert "shop.note[s], exchange 'nowhere', routing key 'x': no queue is bound" in dry.out
     assert client.hlen("unacked") == 4
 
     command = superfetch_command("migrate", "--wait", "60", "--queue", "aside", "--json")
     with Process(command, log=tmp_path / "log", env=process_env(env())) as waiting:
         eventually(
-            lambda: any(is_ours(c) and c["cmd"] == "client|list" for c in connections(client))
+            lambda: any(
+                is_own_connection(c) and c["cmd"] == "client|list" for c in connections(client)
+            )
         )
         assert client.hlen("unacked") == 4
         inbox.crash()
         assert waiting.wait_exit() == 0
         done = json.loads(waiting.log())
-    assert (done["taken"], done["queues"]) == (4, {"aside": 1, "celery": 3})
+    assert (done["requeued"], done["queues"]) == (4, {"aside": 1, "celery": 3})
 
 
 def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
@@ -167,5 +169,5 @@ def test_a_kill_in_the_middle_loses_nothing_doubles_nothing_and_keeps_the_order(
     assert client.hlen("unacked") == client.zcard("unacked_index") == MANY - moved
     assert names(client) == [*range(MANY)][: -moved - 1 : -1]
 
-    assert migrate(client).taken == MANY - moved
+    assert migrate(client).requeued == MANY - moved
     assert names(client) == [*range(MANY)][::-1]

@@ -24,7 +24,7 @@ def test_a_silent_owner_of_another_host_is_reaped_by_a_pass_that_stays(make_benc
     assert (dry["dead"], dry["recovered"]) == ({far.owner: Reason.SILENT.value}, 1)
     assert bench.private(far) == [payload(1)]
     shown = cli("reap", "--wait", LONG, "--dry-run", options=QUICK).err
-    assert re.search(r"Watching 1 silent worker of other hosts, up to \d+ s more", shown)
+    assert re.search(r"Watching 1 silent worker on other hosts, up to \d+ s more", shown)
     begun = monotonic()
     result = cli("reap", "--wait", LONG, "--json", options=QUICK)
     done = result.json()
@@ -60,8 +60,8 @@ def test_an_unknown_owner_is_registered_and_then_watched(make_bench, cli):
     bench, stranger = make_bench(**QUICK), "web-9|4|x"
     bench.give(stranger, "mail", [payload(1)])
     without = cli("reap", "--wait", LONG, "--json", options=QUICK).json()
-    assert (without["adopted"], without["owners"]) == (0, 0)
+    assert (without["registered"], without["owners"]) == (0, 0)
     done = cli("reap", "--full", "--wait", LONG, "--json", options=QUICK).json()
-    assert (done["adopted"], done["recovered"]) == (1, 1)
+    assert (done["registered"], done["recovered"]) == (1, 1)
     assert done["dead"] == {stranger: Reason.SILENT.value}
     assert bench.queue() == [payload(1)]

@@ -73,8 +73,8 @@ def stopping_for_long(on: Situation) -> None:
     make_well(on.bench)
     bench = on.bench
     since = bench.database.server_time() - 600_000
-    facts = bench.owner(node="celery@two", lists=["aside"], **CALM)
-    stopping = facts.with_(
+    record = bench.owner(node="celery@two", lists=["aside"], **CALM)
+    stopping = record.with_(
         state="stopping", stopping_since=since, started_jobs=((1, since // 1000 - 60),)
     )
     bench.registry.register(stopping)
@@ -82,7 +82,7 @@ def stopping_for_long(on: Situation) -> None:
 
 def lost_jobs(on: Situation) -> None:
     make_well(on.bench)
-    on.bench.history.lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
+    on.bench.stats.record_lost_by_server([Job("", "mail", payload("gone"), "1:mail")])
 
 
 def flushed(on: Situation) -> None:
@@ -90,7 +90,7 @@ def flushed(on: Situation) -> None:
     on.waiting()
     on.server.client().flushall()
     make_well(on.bench)
-    on.bench.history.lost_data()
+    on.bench.stats.record_data_loss()
 
 
 def restored(on: Situation) -> None:
@@ -100,7 +100,7 @@ def restored(on: Situation) -> None:
     bench = on.bench
     for owner in bench.registry.owners():
         minutes_ago = bench.database.server_time() - 600_000
-        bench.client.hset(bench.keys.facts(owner), "registered_at", minutes_ago)
+        bench.client.hset(bench.keys.owner_record(owner), "registered_at", minutes_ago)
     client.save()
     on.waiting(queue="mail")
     on.server.kill()
@@ -189,7 +189,7 @@ def restarted(on: Situation) -> None:
     bench = on.bench
     for owner in bench.registry.owners():
         hour_ago = bench.database.server_time() - 3_600_000
-        bench.client.hset(bench.keys.facts(owner), "registered_at", hour_ago)
+        bench.client.hset(bench.keys.owner_record(owner), "registered_at", hour_ago)
 
 
 def unsaved(on: Situation) -> None:
@@ -209,7 +209,7 @@ def flooded(on: Situation) -> None:
     bench = on.bench
     jobs = bench.give("h|1|n", "mail", [b"junk %d" % n for n in range(JUNK_LIMIT)])
     recoveries = (bench.recovery(job, Counters()) for job in jobs)
-    bench.scripts.run_all([bench.dead_set.kill(one, marked=False) for one in recoveries])
+    bench.scripts.run_all([bench.dead_set.kill_call(one, marked=False) for one in recoveries])
 
 
 def pills(on: Situation) -> None:

@@ -1,4 +1,4 @@
-"""Owners that no registry knows: `reap --full` and `drain` register them; no job moves by that."""
+"""Unknown owners: `reap --full` and `rollback` register them, and no job moves by that."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_an_adopted_owner_is_reaped_after_the_ttl(make_bench):
     bench.give("web-9|4|x", "mail", [b"1"])
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
     assert reaper.register_unknown() == 1
-    onlooker.stay(10)
-    assert bench.reaper(silence=onlooker.silence).reap().dead == {"web-9|4|x": Reason.SILENT}
+    onlooker.watch(10)
+    assert bench.reaper(staleness=onlooker.staleness).reap().dead == {"web-9|4|x": Reason.SILENT}
     assert bench.queue() == [b"1"]
 
 
@@ -35,9 +35,9 @@ def test_one_for_whom_something_landed_is_registered_too(make_bench):
     bench.land("web-9|4|x", "a:b", b"1", b"2")
     reaper, onlooker = bench.reaper(), Onlooker(bench.registry)
     assert reaper.register_unknown() == 1
-    assert bench.registry.facts(["web-9|4|x"])["web-9|4|x"].lists == {"a:b": 0}
-    onlooker.stay(10)
-    bench.reaper(silence=onlooker.silence).reap()
+    assert bench.registry.records(["web-9|4|x"])["web-9|4|x"].lists == {"a:b": 0}
+    onlooker.watch(10)
+    bench.reaper(staleness=onlooker.staleness).reap()
     assert bench.queue("a:b") == [b"1", b"2"]
 
 

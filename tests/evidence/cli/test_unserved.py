@@ -55,4 +55,4 @@ def test_jobs_behind_a_worker_that_serves_them_no_more_are_reported(
     assert "1 job on it remains" in said
     assert not unserved("aside")
     refused = cli("queue", "forget", "aside", code=1)
-    assert "No queue named aside is remembered" in refused.err
+    assert "Queue aside is unknown" in refused.err

@@ -98,7 +98,7 @@ def test_a_job_that_was_just_killed_is_seen_wherever_one_looks(worker, shop, db,
         return [cli("status").out, cli("check", "--json", code=1).out, page]
 
     for look in looks():
-        assert re.search(r"[Jj]ob shop\.kill_child\[[\w-]+\] was killed", look), look
+        assert re.search(r"[Jj]ob shop\.kill_child\[[\w-]+\] was moved to the dead set", look), look
     metrics = cli("metrics", "--once").out
     [total] = re.findall(
         r'jobs_killed_total\{queue="celery",task="shop.kill_child"\} (.*)', metrics
@@ -113,8 +113,8 @@ def test_a_dead_set_is_full_by_the_jobs_of_the_app_that_asks(cli, make_bench):
     blog.killed(*map(payload, range(9)))
     shop.killed(payload("a"))
     text = cli("status", options={"dead_limit": 5}).out
-    assert "Dead set: 10 jobs; of this app 1 of at most 5, 10 unannounced" in text
-    assert "drops the oldest" not in text
+    assert "Dead set: 10 jobs; of this app 1 of at most 5, 10 failure notifications pending" in text
+    assert "deletes the oldest" not in text
     shop.killed(*(payload(f"b{n}") for n in range(4)))
     text = cli("status", options={"dead_limit": 5}).out
-    assert "the dead set holds 5 jobs of 5: each further one drops the oldest" in text
+    assert "the dead set holds 5 of at most 5 jobs: each further one deletes the oldest" in text

@@ -71,8 +71,8 @@ def test_a_worker_and_operators_need_no_extra(bare, worker, cli, shop, ledger, c
 
     client.hset("unacked", "tag", json.dumps([json.loads(payload("u")), "", "celery"]))
     client.zadd("unacked_index", {"tag": 1})
-    assert run("migrate", "--json").json()["taken"] == 1
-    assert run("drain", "--json").json()["in_flight"] == 0
+    assert run("migrate", "--json").json()["requeued"] == 1
+    assert run("rollback", "--json").json()["in_flight"] == 0
     assert client.llen("celery") == 2
 
 

@@ -32,14 +32,17 @@ def test_it_serves_who_has_the_token_until_it_is_told_to_stop(env, bench, tmp_pa
 
 def test_it_is_not_served_to_others_without_a_token(cli, url):
     refused = cli("web", "--host", "0.0.0.0", code=2)
-    assert "others can reach 0.0.0.0: say --token, or set SUPERFETCH_WEB_TOKEN" in refused.err
+    assert (
+        "0.0.0.0 can be reached from other hosts: set --token or SUPERFETCH_WEB_TOKEN"
+        in refused.err
+    )
     refused = cli("web", "--host", "0.0.0.0", "--token", "short", code=1)
     assert "at least 12 characters" in refused.err
 
 
 def test_its_help_says_all_that_visitors_may_change(cli):
     text = " ".join(cli("web", "--help").out.split())
-    for may in ("retry and delete dead jobs", "revoke jobs, also those that run"):
+    for may in ("retry and delete dead jobs", "revoke or terminate other jobs"):
         assert may in text
 
 

@@ -52,16 +52,16 @@ def test_django_celery_beat(worker, beat, db, cli, tmp_path):
     reaps_as_ever(worker, start, db)
     assert REAP in tasks()
 
-    def drained(*options: str) -> str:
+    def rolled_back(*options: str) -> str:
         way = {"process": True, "app": "scheduled", "environ": {"DJANGO_DB": str(tables)}}
-        return str(cli("drain", "--force", *options, **way).out)
+        return str(cli("rollback", "--force", *options, **way).out)
 
-    assert "Would remove 1 row of django-celery-beat: superfetch-reap." in drained("--dry-run")
+    assert "Would remove 1 row of django-celery-beat: superfetch-reap." in rolled_back("--dry-run")
     assert REAP in tasks(), "nothing was changed"
-    assert "Removed 1 row of django-celery-beat: superfetch-reap." in drained()
+    assert "Removed 1 row of django-celery-beat: superfetch-reap." in rolled_back()
     others = {task for task in tasks() if not task.startswith("celery.")}
     assert not others, "stock workers know no other"
-    assert "django-celery-beat" not in drained()
+    assert "django-celery-beat" not in rolled_back()
 
 
 def test_redbeat(worker, beat, db, ledger):

@@ -35,7 +35,7 @@ def test_the_event_of_a_failing_task_names_it(superfetch, worker, shop, ledger):
 def test_the_kill_of_a_poison_pill_is_an_event(worker, shop, ledger):
     worker(app="sentried", options={"strike_limit": 1})
     pill = shop.kill_child.delay("pill")
-    [event] = eventually(lambda: events(ledger, "was killed"))
+    [event] = eventually(lambda: events(ledger, "moved to the dead set"))
     assert event["level"] == "error"
     assert pill.id in json.dumps(event["logentry"])
 
@@ -47,7 +47,7 @@ def test_a_kill_is_one_event_and_groups_by_its_task(worker, shop, ledger):
     """As `examples/observability/sentry.py` has it; a strike before is none."""
     worker(app="sentried", options={"strike_limit": 2}, env=RECIPE)
     pills = [shop.kill_child.delay(name) for name in ("one", "two")]
-    eventually(lambda: len(events(ledger, "was killed")) == 2, 60)
+    eventually(lambda: len(events(ledger, "moved to the dead set")) == 2, 60)
     shop.fail.delay("last")
     eventually(lambda: events(ledger, "fails on purpose"), message="what fails is told as ever")
     killed = events(ledger, "superfetch-killed")
@@ -79,5 +79,6 @@ def test_the_control_without_the_recipe_a_kill_is_five_events_and_its_task_no_gr
     shop.kill_child.delay("one")
     eventually(lambda: len(events(ledger, "")) == 5, 60)
     assert not [one for one in events(ledger, "") if "fingerprint" in one]
-    [event] = events(ledger, "was killed")
-    assert event["logentry"]["message"].startswith("Job %s was killed"), "the same for all tasks"
+    [event] = events(ledger, "moved to the dead set")
+    text = event["logentry"]["message"]
+    assert text.startswith("Job %s moved to the dead set"), "the same for all tasks"

@@ -82,7 +82,7 @@ def test_jobs_come_back_as_stock_restores_them_before_those_that_wait(url, clien
     inbox.crash()
 
     report = migrate()
-    assert (report.found, report.taken, report.queues) == (230, 230, {"mail": 230})
+    assert (report.found, report.requeued, report.queues) == (230, 230, {"mail": 230})
     assert (report.left, report.gone, report.consumers) == ([], 0, [])
     back = lists(client).pop("mail")
     assert messages(back[:230]) == messages(before[10:240], redelivered=True)
@@ -133,7 +133,7 @@ def test_each_job_goes_where_stock_would_restore_it(url, client, migrate):
 
     report = migrate(queues, options=options)
     ours = lists(client)
-    assert (report.taken, report.left) == (24, [])
+    assert (report.requeued, report.left) == (24, [])
     assert {name: len(jobs) for name, jobs in ours.items()} == {
         name: len(jobs) for name, jobs in by_stock.items()
     }
@@ -156,7 +156,7 @@ def test_a_prefix_and_other_names_of_the_hash_are_honoured(url, client, migrate)
     delivered(url, LETTERS, count=2, **options)
     assert client.hlen(f"{PREFIX}in-hand") == 2
     assert migrate([LETTERS]).found == 0
-    assert migrate([LETTERS], options=options).taken == 2
+    assert migrate([LETTERS], options=options).requeued == 2
     ours = lists(client, PREFIX)
     assert ours.keys() == before.keys() == {"letters"}
     assert messages(ours["letters"]) == messages(before["letters"], redelivered=True)
@@ -173,7 +173,7 @@ def test_exchanges_that_the_app_does_not_know_are_read_from_redis(url, client, m
         producer.publish("chess", exchange=TOPIC, routing_key="news.sport.chess")
     before = lists(client)
     delivered(url, LETTERS, SPORT, EVERYTHING, count=3)
-    assert migrate().taken == 2
+    assert migrate().requeued == 2
     ours = lists(client)
     assert ours.keys() == before.keys()
     for name, raws in ours.items():
@@ -200,18 +200,18 @@ def test_what_leads_nowhere_stays_and_is_named(url, client, migrate):
 
     report = migrate([RADIO])
     assert {job.tag: job.why for job in report.left} == {
-        "unbound": "no queue is bound for it",
-        "broadcast": "no queue is bound for it",
+        "unbound": "no queue is bound to its exchange and routing key",
+        "broadcast": "no queue is bound to its exchange and routing key",
         "junk": "it is not a kombu message",
         "short": "it is not a kombu message",
-        "typed": "taken is no queue, the key holds something else",
+        "typed": "taken is not a queue: the key has another type",
     }
-    assert (report.found, report.taken) == (7, 2), "what the index does not know is taken as well"
+    assert (report.found, report.requeued) == (7, 2), "also what the index does not know"
     assert client.hkeys("unacked") == [name.encode() for name in others][:5]
     assert client.get("taken") == b"by something else"
 
     report = migrate([RADIO], otherwise="aside")
-    assert (report.taken, report.queues) == (2, {"aside": 2})
+    assert (report.requeued, report.queues) == (2, {"aside": 2})
     assert len(report.left) == 3
 
 
@@ -235,7 +235,7 @@ def test_what_was_acked_or_delivered_anew_meanwhile_is_not_taken(url, client, mi
         return route
 
     report = migrate(through=race)
-    assert (report.taken, report.gone) == (2, 3)
+    assert (report.requeued, report.gone) == (2, 3)
     assert set(client.hkeys("unacked")) == set(tags[1:3])
     # The control: nobody in between, and they are taken.
-    assert migrate().taken == 2
+    assert migrate().requeued == 2

@@ -15,7 +15,7 @@ from redis.connection import parse_url
 
 from celery_superfetch.owner.process_owners import owner_for, owners_of_process
 from celery_superfetch.reaper.evidence import Onlooker
-from celery_superfetch.worker.stopping import Stopper, told_to_stop
+from celery_superfetch.worker.stopping import Stopper, is_stopping
 from support.driver import Executor
 from support.hosts import Host
 from support.process import Process
@@ -119,7 +119,7 @@ def test_a_process_that_executes_itself_anew_takes_over_from_itself(program, ben
     first = process.said()["first"]
     assert first["pid"] == second["pid"]
     assert first["ran"] == ["0", "1"]
-    assert second["dead"] == {first["owner"]: "the same process re-executed and registered anew"}
+    assert second["dead"] == {first["owner"]: "its process re-executed itself and registered again"}
     assert second["ran"][0] == "2", "claimed before the pass"
     assert sorted(second["ran"]) == list("0123"), "recovered, each once"
     assert process.wait_exit() == 0
@@ -166,12 +166,12 @@ def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(url, ma
     first, second, runners = object(), object(), (Executor(), Executor(), Executor())
     for runner, worker in zip(runners, (first, second, object()), strict=True):
         runner.worker = worker
-    one, two = (owner_for(params, config, runner=runner) for runner in runners[:2])
+    one, two = (owner_for(params, config, executor=runner) for runner in runners[:2])
     plain = owner_for(params, config)
-    Stopper(first).say_so()
-    assert [told_to_stop(each) for each in (one, two, plain)] == [True, False, False]
+    Stopper(first).mark_stopping()
+    assert [is_stopping(each) for each in (one, two, plain)] == [True, False, False]
     # The next worker makes room: of one that was told, and has left, nothing is kept.
-    owner_for(params, config, runner=runners[2])
+    owner_for(params, config, executor=runners[2])
     assert one not in owners_of_process()
     assert {two, plain} <= set(owners_of_process())
 
@@ -186,10 +186,10 @@ def test_two_apps_of_one_process_are_judged_by_their_own_settings(program, make_
     assert hasty != patient
     assert set(judge.registry.owners()) == {hasty, patient}
     onlooker = Onlooker(judge.registry)
-    reaper = judge.reaper(silence=onlooker.silence)
+    reaper = judge.reaper(staleness=onlooker.staleness)
 
     def dead() -> set[str]:
-        onlooker.judge()
+        onlooker.judge_owners()
         return {*reaper.reap().dead}
 
     with process.frozen():

@@ -10,7 +10,8 @@ import pytest
 
 from evidence import ROOT
 from evidence.mutants import in_python
-from evidence.reach import Reached, asked
+from evidence.mutation import MOST_S, REST_S, _rounds
+from evidence.reach import Reached, running, within
 from evidence.warm import NO_END, Warm
 
 CODE = """\
@@ -87,7 +88,7 @@ def test_each_change_has_its_own_line_and_function():
     assert (by.line, by.span) == (7, range(7, 9))
 
 
-def test_the_shortest_tests_of_a_line_are_asked_and_no_more_than_fit():
+def test_the_shortest_tests_of_a_line_come_first_and_no_more_than_fit():
     reached = [
         Reached("slow", 9.0, {FILE: [4, 5]}),
         Reached("other", 1.0, {FILE: [8]}),
@@ -96,9 +97,20 @@ def test_the_shortest_tests_of_a_line_are_asked_and_no_more_than_fit():
     span = range(1, 6)
 
     def names(line: int, most_s: float) -> list[str]:
-        return [one.test for one in asked(reached, FILE, line, span, most_s)]
+        return [one.test for one in within(running(reached, FILE, line, span), most_s)]
 
     assert names(4, 100.0) == ["quick", "slow"]
     assert names(4, 5.0) == ["quick"]
     assert names(4, 1.0) == ["quick"]  # one is asked in any case
     assert names(1, 100.0) == ["quick", "slow"]  # a line that runs at the import
+    assert within([], 1.0) == []
+
+
+def test_where_the_shortest_tests_find_nothing_the_longer_ones_are_asked():
+    """Without them a change counted as not found although a test would have found it."""
+    seconds = {"a": 1.0, "b": 2.0, "c": MOST_S, "d": REST_S - MOST_S, "e": REST_S}
+    tests = [Reached(name, duration, {}) for name, duration in seconds.items()]
+    killers = ["d", "b"]
+    assert [names for names, _ in _rounds(tests, killers)] == [["b"], ["a"], ["c", "d"]]
+    assert [names for names, _ in _rounds(tests[:2], killers)] == [["b"], ["a"], []]
+    assert all(limit > sum(map(seconds.get, names)) for names, limit in _rounds(tests, killers))

@@ -10,8 +10,8 @@ import redis
 
 from celery_superfetch.store.redis import clients
 from celery_superfetch.store.redis.clients import cut, run_id, unblock
-from celery_superfetch.store.redis.connections import NAME, ours
-from celery_superfetch.transport.fetch.reads import BlockingRead
+from celery_superfetch.store.redis.connections import LIBRARY_NAME, with_client_defaults
+from celery_superfetch.transport.fetch.blocking_reads import BlockingRead
 from support.servers.commands import calls
 from support.servers.server import Server
 from support.waiting import eventually
@@ -20,8 +20,8 @@ from support.workers.inbox import Inbox
 
 STRANGERS = {
     "another library": {},
-    "another user": {**ours({}), "username": "other", "password": "other"},
-    "another database": {**ours({}), "db": 5},
+    "another user": {**with_client_defaults({}), "username": "other", "password": "other"},
+    "another database": {**with_client_defaults({}), "db": 5},
 }
 
 
@@ -58,7 +58,7 @@ def test_a_forged_record_of_a_dead_owner_has_no_stranger_cut(others):
     with redis.Redis(
         port=bench.client.connection_pool.connection_kwargs["port"],
         single_connection_client=True,
-        **ours({}),
+        **with_client_defaults({}),
     ) as frozen:
         mine = frozen.client_id()
         dead_owner(bench, *ids.values(), mine, -1, 0, 2**70)
@@ -94,7 +94,7 @@ def test_a_name_serves_where_the_server_knows_no_library(others):
     """Redis before 7.2 has no CLIENT SETINFO."""
     bench, _ = others
     port = bench.client.connection_pool.connection_kwargs["port"]
-    with redis.Redis(port=port, client_name=NAME, single_connection_client=True) as named:
+    with redis.Redis(port=port, client_name=LIBRARY_NAME, single_connection_client=True) as named:
         id = named.client_id()
         assert cut(bench.client, run_id(bench.client), [id])
         eventually(lambda: id not in ids_of(bench.client))

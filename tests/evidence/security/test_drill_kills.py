@@ -65,11 +65,11 @@ def innocent() -> Iterator[Callable[..., Innocent]]:
 AS_A_WORKER = ("celery", "-A", "shop", "worker")
 
 
-def drilled(bench: Bench, env: dict[str, str], tmp_path, image: ProcessImage, **facts) -> Process:
+def drilled(bench: Bench, env: dict[str, str], tmp_path, image: ProcessImage, **record) -> Process:
     """Run a drill while somebody has forged a record of ``image``, and has put the drill's job into
     its private list."""
     words = ("drill", "--queue", "celery", "--jobs", "1", "--wait", "5", "--yes")
-    owner = bench.owner(image, lists=["celery"], node="w1@here", **facts)
+    owner = bench.owner(image, lists=["celery"], node="w1@here", **record)
     running = Process(superfetch_command(*words), log=tmp_path / "drill.log", env=process_env(env))
     [job] = eventually(lambda: bench.queue("celery"), message="the drill has sent its job")
     bench.run_one(*bench.give(owner, "celery", [job]))
@@ -82,7 +82,10 @@ def test_a_forged_record_kills_no_process(bench, env, tmp_path, innocent):
     sleeper, disguised = innocent(), innocent(*AS_A_WORKER)
     with drilled(bench, env(), tmp_path, sleeper.image) as running:
         assert running.wait_exit() == 1
-        assert f"pid {sleeper.popen.pid} of this host is no `celery ... worker`" in running.log()
+        assert (
+            f"pid {sleeper.popen.pid} on this host is not a `celery ... worker` process"
+            in running.log()
+        )
         assert "No process was killed" in running.log()
     bench.client.flushdb()
     # A command line can be made up, and so can the ids: of connections that it does not have.
@@ -91,8 +94,10 @@ def test_a_forged_record_kills_no_process(bench, env, tmp_path, innocent):
     with drilled(bench, env(), tmp_path, image, connections=ids, run_id=run) as running:
         assert running.wait_exit() == 1
         assert "does not confirm that this process is that worker" in running.log()
-        assert "It is: " in running.log()
-        assert "worker" in running.log().partition("It is: ")[2], "its command line is shown"
+        assert "Its command line: " in running.log()
+        assert "worker" in running.log().partition("Its command line: ")[2], (
+            "its command line is shown"
+        )
     assert sleeper.lives()
     assert disguised.lives()
 
@@ -103,7 +108,7 @@ def test_the_control_a_record_that_is_believed_kills_it(bench, innocent, monkeyp
     monkeypatch.setattr(drill, "has_socket", lambda *_: True)
     trial = drill.Drill(None, None, "celery", 1, 5.0)
     trial.inspector = type("Inspector", (), {"registry": bench.registry})()
-    trial.facts = bench.owner(victim.image)
+    trial.record = bench.owner(victim.image)
     process, is_confirmed = trial.target()
     assert is_confirmed
     kill_tree(process)
@@ -117,7 +122,7 @@ def test_what_the_host_contradicts_is_refused_with_its_reason(innocent):
         (1, "is the first process of this host"),
         (os.getpid(), "is this command, or a process that started it"),
         (os.getppid(), "is this command, or a process that started it"),
-        (innocent().popen.pid, "is no `celery ... worker`, it is: "),
+        (innocent().popen.pid, "is not a `celery ... worker` process: "),
     ):
         if pid == 1 and os.getppid() == 1:
             continue
@@ -133,19 +138,19 @@ def test_what_the_host_contradicts_is_refused_with_its_reason(innocent):
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts a process of another user")
 def test_a_process_of_another_user_is_refused(innocent):
     """Also for root: the drill is called as the worker's user."""
-    with pytest.raises(NotAWorker, match="call the drill as that user of this host"):
+    with pytest.raises(NotAWorker, match="run the drill as that user on this host"):
         worker_at(innocent(*AS_A_WORKER, user=65534).image)
 
 
 def test_a_worker_that_runs_is_confirmed_by_its_socket(bench, worker, innocent):
     one = worker(program=("-m", "celery"), pool="solo")
     [name] = bench.registry.owners()
-    facts = bench.facts(name)
-    process = worker_at(facts.process)
-    addresses = bench.registry.addresses(facts)
+    record = bench.record(name)
+    process = worker_at(record.process)
+    addresses = bench.registry.addresses(record)
     assert process.pid == one.pid
     assert addresses
     assert has_socket(process, addresses)
     assert not has_socket(psutil.Process(innocent().popen.pid), addresses)
-    stranger = facts.with_(connections=(bench.client.client_id(),))
+    stranger = record.with_(connections=(bench.client.client_id(),))
     assert not bench.registry.addresses(stranger), "an id of a client that is no worker"

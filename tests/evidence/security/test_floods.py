@@ -48,7 +48,7 @@ def start(worker: Any, app: Any, db: Any, **settings: Any) -> tuple[Any, str]:
 
 def dropped(log: str) -> int:
     """How many jobs that never ran were let go, as the lines of the log have it."""
-    return sum(map(int, re.findall(r"is flooded: (\d+) jobs that never ran here", log)))
+    return sum(map(int, re.findall(r"is flooded: (\d+) jobs that never ran", log)))
 
 
 def test_a_flood_of_what_never_ran_leaves_the_real_jobs_and_is_told(
@@ -64,9 +64,9 @@ def test_a_flood_of_what_never_ran_leaves_the_real_jobs_and_is_told(
     eventually(lambda: dropped(one.log()) == sent - 20, message="the log has each one, once")
     found = json.loads(cli("status", "--json", options=SMALL).out)["findings"]
     [finding] = [row for row in found if row["code"] == "dead-set-flooded"]
-    assert "20 jobs that never ran of 20" in finding["text"]
+    assert "20 of at most 20 jobs that never ran" in finding["text"]
     assert "the task 'nobody.knows'" in finding["text"] or "the reason" in finding["text"]
-    assert "Put back" in cli("dead", "retry", real, "--to", "aside", options=SMALL).out
+    assert "Requeued" in cli("dead", "retry", real, "--to", "aside", options=SMALL).out
     app.send_task("shop.note", ("behind",))
     eventually(lambda: ledger.runs().get("behind") == 1)
     assert one.alive()
@@ -95,9 +95,9 @@ def test_of_what_is_too_large_the_head_is_kept(worker, app, ledger, db, client, 
         assert len(json.dumps(records[task_id])) < 10_000
     assert records["whole"]["whole_bytes"] == 0, "it can run when a worker knows its task"
     assert int(client.hget("superfetch:dead:bytes", "superfetch:dead:junk")) < 10_000
-    assert "cannot be put back" in cli("dead", "retry", "large", code=1, options=SMALL).err
-    assert "had 20,9" in cli("dead", "show", "large", options=SMALL).out
-    assert "Put back" in cli("dead", "retry", "whole", "--to", "aside", options=SMALL).out
+    assert "cannot be retried" in cli("dead", "retry", "large", code=1, options=SMALL).err
+    assert "were kept, of 20,9" in cli("dead", "show", "large", options=SMALL).out
+    assert "Requeued" in cli("dead", "retry", "whole", "--to", "aside", options=SMALL).out
     assert client.rpop("aside") == whole, "byte for byte"
     assert one.alive()
 
@@ -115,7 +115,7 @@ def test_no_record_is_much_longer_than_its_message(bench, byte):
 
 def never_ran(bench: Bench, *payloads: bytes) -> None:
     for job in bench.give("h|1|n", "mail", payloads):
-        call = bench.dead_set.kill(bench.recovery(job, never_ran=True), marked=False)
+        call = bench.dead_set.kill_call(bench.recovery(job, never_ran=True), marked=False)
         assert bench.run(call)[0] == b"ok"
 
 
@@ -124,7 +124,7 @@ def test_the_bytes_of_what_never_ran_are_bounded(bench, monkeypatch):
     [real] = bench.killed(payload("real", pad="x" * 2 * MIB))
     never_ran(bench, *(payload(f"small {n}") for n in range(50)))
     never_ran(bench, *(payload(n, pad="x" * 300_000) for n in range(10)))
-    ran, unrun, junk = bench.dead_set.kept()
+    ran, unrun, junk = bench.dead_set.usage()
     assert (ran.jobs, unrun.jobs, junk.jobs) == (1, 3, 0)
     assert ran.bytes > 2 * MIB > MIB > unrun.bytes > 900_000
     stored = sum(map(len, bench.client.hvals(bench.keys.dead_jobs)))
@@ -140,6 +140,6 @@ def test_the_bytes_of_what_never_ran_are_bounded(bench, monkeypatch):
 def test_junk_is_bounded_in_number_and_in_bytes(bench):
     bench.killed(payload("real"))
     bench.killed(*(b"%03d" % n + b"\xff" * 600_000 for n in range(30)))
-    ran, _, junk = bench.dead_set.kept()
+    ran, _, junk = bench.dead_set.usage()
     assert (ran.jobs, junk.cap.most_jobs) == (1, JUNK_LIMIT)
     assert JUNK_BYTES - 900_000 < junk.bytes <= JUNK_BYTES

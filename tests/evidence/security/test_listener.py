@@ -202,7 +202,7 @@ def test_a_port_in_use_leaves_no_socket_open():
 @pytest.mark.parametrize("name", ["web..local", "x" * 64, "\udc80"])
 def test_a_name_that_no_host_can_have_is_an_error_of_the_system(name):
     """The commands show an OSError as one line; Python raises a UnicodeError."""
-    with pytest.raises(OSError, match="is no host name or address"):
+    with pytest.raises(OSError, match="is not a host name or address"):
         listening_sockets(name, 0)
 
 

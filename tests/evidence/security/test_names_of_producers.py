@@ -47,11 +47,11 @@ def test_large_jobs_of_unknown_tasks_do_not_fill_the_memory_of_a_worker(worker, 
     eventually(lambda: sum(bool(db.fact(owner, "tasks")) for owner in db.owners()) == 2)
     eventually(lambda: ["celery" in db.fact(o, "lists") for o in db.owners()] == [True] * 2)
     other.freeze()
-    client.set("superfetch:recovered", 1)
+    client.set("superfetch:has_history", 1)
     for number in range(100):
         raw = payload(number, "celery", "shop.build", pad="x" * MIB)
         # Each waits for longer than this test.
-        client.hset(f"superfetch:recoveries:{sha1(raw).hexdigest()}", "requeues", 35)
+        client.hset(f"superfetch:history:{sha1(raw).hexdigest()}", "requeues", 35)
         client.lpush("celery", raw)
     eventually(lambda: client.zcard("superfetch:parked:celery") > 90, 60)
     eventually(lambda: held(client) < 10)

@@ -16,7 +16,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_superfetch.app.dead_set import DeadSet
-from celery_superfetch.console.web import create_app, guesses, seen
+from celery_superfetch.console.web import cache, create_app, guesses
 from celery_superfetch.console.web.access import HEADERS, OwnNamesOnly
 from celery_superfetch.console.web.form import (
     FORM_MAX_BYTES,
@@ -75,7 +75,7 @@ def test_an_unknown_id_has_no_reader_of_all_dead_jobs(app, own, dead, browse):
     assert browser.get(f"/dead/{dead[0].id}").status_code == 200
     form = {"key": key(browser), "id": [*UNKNOWN, dead[0].id], "do": "retry"}
     answer = browser.post("/dead", data=form)
-    assert f"Put back 1 of {len(UNKNOWN) + 1} jobs." in answer.text
+    assert f"Requeued 1 of {len(UNKNOWN) + 1} jobs." in answer.text
     assert reads_of_all(own) == 0
     with pytest.raises(JobNotFound):
         DeadSet(app, own).get("nobody")
@@ -104,9 +104,9 @@ def test_one_change_of_many_jobs_is_searched_for_at_a_time(app, dead, browse, mo
             assert browser.get("/").status_code == browser.get("/dead").status_code == 200
         finally:
             go_on.set()
-        assert "Put 3 dead jobs of task note back?" in first.result().text
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, str(seen.BUSY_S))
-    assert "Another change of many jobs is under way" in refused.text
+        assert "Requeue 3 dead jobs of task note?" in first.result().text
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, str(cache.BUSY_S))
+    assert "Another change of many jobs is running" in refused.text
     assert "data-away" not in refused.text, "the browser does not send the form again by itself"
 
 
@@ -175,7 +175,7 @@ def test_each_error_has_the_headers_of_a_page(app, dead, browse, monkeypatch):
     def fail(*_: Any) -> None:
         raise ValueError("S3CRET")
 
-    monkeypatch.setattr(seen.Seen, "overview", fail)
+    monkeypatch.setattr(cache.PageCache, "overview", fail)
     broken = browse().get("/")
     assert broken.status_code == 500
     assert has_headers(broken)

@@ -11,9 +11,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app
-from celery_superfetch.console.web import page as page_of_the_app
+from celery_superfetch.console.web import frame as frame_of_the_page
 from celery_superfetch.console.web.access import OwnNamesOnly
-from celery_superfetch.console.web.shown import JOB_STATES
+from celery_superfetch.console.web.filters import JOB_STATES
+from celery_superfetch.model.job import digest
+from celery_superfetch.store.audit_list import AuditList
 from support.forms import EVIL, Tags, browser_at, key
 from support.visitors import HOSTS
 from support.workers.bench import Bench, ended_process, payload
@@ -43,8 +45,19 @@ def fill(bench: Bench, db: Any) -> str:
     bench.client.zadd(bench.keys.parked, {EVIL: due})
     bench.push(EVIL, evil("waits"))
     bench.client.hset(bench.keys.beats, EVIL, json.dumps([1, 1.0, EVIL, EVIL]))
+    with AuditList(bench.database).recording(EVIL, EVIL, EVIL, 3) as entry:
+        entry.end(EVIL)
+    row = dict.fromkeys(("by", "action", "subject", "outcome", "state"), EVIL)
+    bench.client.hset(bench.keys.audit, EVIL, json.dumps({"at": EVIL, "state": EVIL}))
+    bench.client.hset(bench.keys.audit, "evil", json.dumps({**row, "at": 1, "total": 7}))
+    bench.client.hset(bench.keys.bulk, "evil", json.dumps([EVIL]))
     bench.client.hincrby(bench.keys.stats, f"recovered\t{EVIL}\t{EVIL}", 3)
     return job.id
+
+
+def owner_of(bench: Bench) -> str:
+    """The owner whose job is in flight."""
+    return next(owner for owner in bench.registry.owners() if bench.lists.held(owner).claims)
 
 
 def test_no_text_of_another_is_markup_or_obeyed(app, bench, db):
@@ -63,6 +76,38 @@ def test_no_text_of_another_is_markup_or_obeyed(app, bench, db):
         "overview, all": browser.get("/", params={"all": EVIL}),
         **{f"jobs {state}": browser.get("/jobs", params={"state": state}) for state in JOB_STATES},
         "jobs of no state": browser.get("/jobs", params={"state": EVIL}),
+        "jobs, searched": browser.get(
+            "/jobs", params=dict.fromkeys(("sort", "task", "queue", "node", "longer"), EVIL)
+        ),
+        "job": browser.get(f"/jobs/{digest(evil('runs'))}"),
+        "dead job among the jobs": browser.get(f"/jobs/{id}"),
+        "no job": browser.get(f"/jobs/{quote(EVIL.replace('/', ''))}"),
+        "queues": browser.get("/queues"),
+        "queue": browser.get("/queues", params={"name": EVIL}),
+        "no queue": browser.get("/queues", params={"name": f"{EVIL}!"}),
+        "pause?": browser.post(
+            "/queues", params={"name": EVIL}, data={"key": form_key, "do": "pause"}
+        ),
+        "paused": browser.post(
+            "/queues", params={"name": EVIL}, data={"key": form_key, "do": "pause now"}
+        ),
+        "workers": browser.get("/workers"),
+        "worker": browser.get(f"/workers/{quote(owner_of(bench), safe='')}"),
+        "recurring": browser.get("/recurring"),
+        "audit": browser.get("/audit"),
+        "change": browser.get("/audit/evil"),
+        "no change": browser.get(f"/audit/{quote(EVIL.replace('/', ''))}"),
+        "continued?": post("/audit/evil", "continue"),
+        "delete all?": post("/dead", "delete all"),
+        "revoke all?": post("/jobs?state=reserved", "revoke all"),
+        "revoke waiting?": browser.post(
+            "/queues", params={"name": EVIL}, data={"key": form_key, "do": "revoke all"}
+        ),
+        "revoked waiting": browser.post(
+            "/queues", params={"name": EVIL}, data={"key": form_key, "do": "revoke now", "id": EVIL}
+        ),
+        "audit, later": browser.get("/audit", params={"first": EVIL}),
+        "no worker": browser.get(f"/workers/{quote(EVIL, safe='')}"),
         "dead": browser.get("/dead"),
         "dead, searched": browser.get(f"/dead{query}"),
         "dead job": browser.get(f"/dead/{id}"),
@@ -78,7 +123,7 @@ def test_no_text_of_another_is_markup_or_obeyed(app, bench, db):
         "no form of the page": browser.post("/dead", data={"key": EVIL, "do": EVIL}),
         "login": guarded.get("/", params={"token": EVIL}),
     }
-    assert len(pages) == 22
+    assert len(pages) == 44
     for name, page in pages.items():
         tags = Tags(page.text)
         assert tags.count["script"] == 1, (name, "the page's own")
@@ -93,20 +138,27 @@ def test_no_text_of_another_is_markup_or_obeyed(app, bench, db):
         assert "unsafe" not in policy
         assert page.headers["x-content-type-options"] == "nosniff"
         assert page.headers["cache-control"] == "no-store"
-    for name in ("overview", "jobs running", "jobs parked", "dead", "dead job", "no dead job"):
+    shown = "overview", "jobs running", "jobs parked", "job", "dead", "dead job", "no dead job"
+    shown += "queues", "queue", "pause?", "paused", "workers", "worker", "audit"
+    shown += "change", "revoke all?", "revoke waiting?"
+    for name in shown:
         assert "&lt;script&gt;" in pages[name].text, (name, "control: it is shown")
-    assert {pages[name].status_code for name in ("no dead job", "no page")} == {404}
+    assert {
+        pages[name].status_code
+        for name in ("no job", "no queue", "no change", "no dead job", "no page")
+    } == {404}
 
 
 def test_the_control_without_escapes_it_is_markup(app, bench, db, monkeypatch):
     fill(bench, db)
-    environment = page_of_the_app.Environment
+    environment = frame_of_the_page.Environment
     monkeypatch.setattr(
-        page_of_the_app,
+        frame_of_the_page,
         "Environment",
         lambda **options: environment(**{**options, "autoescape": False, "finalize": None}),
     )
-    for path in ("/", "/jobs", "/dead"):
+    paths = "/", "/jobs", f"/jobs/{digest(evil('runs'))}", "/dead", "/queues"
+    for path in (*paths, f"/queues?name={quote(EVIL)}"):
         assert Tags(browser_at(create_app(app)).get(path).text).count["img"]
 
 
@@ -119,6 +171,9 @@ PATHS = (
     "/static//etc/passwd",
     "/static/%2fetc%2fpasswd",
     "/static/page.css%00.html",
+    "/jobs/..%2f..%2fstatic%2fpage.py",
+    "/jobs/..%2fdead",
+    "/workers/..%2f..%2fstatic%2fpage.py",
     "/dead/..%2f..%2fstatic%2fpage.py",
     "/../../etc/passwd",
 )
@@ -141,6 +196,8 @@ def test_no_text_of_a_request_becomes_a_header(app, bench):
     lines = "a\r\nset-cookie: planted=1\r\n\r\n<script>"
     answers = [
         browser.get("/dead", params={"task": lines, "first": lines}),
+        browser.get("/jobs", params=dict.fromkeys(("state", "task", "longer"), lines)),
+        browser.get(f"/jobs/{quote(lines)}"),
         browser.get(f"/dead/{quote(lines)}"),
         browser.get(f"/{quote(lines)}", follow_redirects=False),
         browser.get("/", params={"token": lines}, follow_redirects=False),

@@ -17,12 +17,12 @@ import celery_superfetch
 from celery_superfetch.console import metrics
 from celery_superfetch.console.web import create_app
 from celery_superfetch.model.config import Config
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage, look_at
 from celery_superfetch.model.records import parsed_json, real, text_of, whole
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.store import history
+from celery_superfetch.store import stats
 from support.workers.bench import Bench, elsewhere, image_of, payload
 
 OWN = "superfetch:"
@@ -44,34 +44,55 @@ ODD = [
 TIMES = (1e300, -1e300, float("inf"), float("-inf"), 1.0)
 #: What `status` and the others show, each in a form that a program could not take.
 COMMANDS = ("status", "status --wide", "status --json", "jobs", "jobs --json", "doctor", "check")
-COMMANDS += ("dead list", "dead list --json", "reap --dry-run", "reap")
+COMMANDS += (
+    "charts",
+    "charts --json --hours 24",
+    "server",
+    "dead list",
+    "dead list --json",
+    "reap --dry-run",
+    "reap",
+)
 
 
 def put_odd(bench: Bench) -> None:
     """Fill each structure with all that is odd."""
     client, fields = bench.client, [*bench.owner(elsewhere(), register=False).dump()]
     for at, odd in enumerate(ODD):
-        for field in (*fields, "registered_at", "was", "ran"):
+        for field in (*fields, "registered_at", "state_before_reap", "ran_at_reap"):
             owner = bench.owner(elsewhere(f"{field}-{at}"), lists=["mail"])
-            client.hset(bench.keys.facts(owner.owner), field, odd)
+            client.hset(bench.keys.owner_record(owner.owner), field, odd)
         score = TIMES[at % len(TIMES)]
-        for key in ("owners", "reaped", "deaths", "probation", "dead", "parked", "stopped"):
+        for key in (
+            "owners",
+            "reaped",
+            "deaths",
+            "probation",
+            "dead",
+            "parked",
+            "stopped",
+            "minutes:rows",
+        ):
             (client.sadd if key == "probation" else client.zadd)(
                 OWN + key, odd if key == "probation" else {odd: score}
             )
         client.zadd(f"{OWN}served", {odd: 1e300})
+        client.zadd(f"{OWN}minutes:rows", {f"succeeded\tq{at}": score, f"failed\tq{at}": 1})
         client.sadd(f"{OWN}dead:unannounced", odd)
         for key, field in (
             ("stats", f"x{at}"),
             ("stats", f"recovered\tq\tt{at}"),
             ("runs", f"succeeded\tq\tt{at}"),
             ("runs", f"seconds\t1\tt{at}"),
+            ("minutes", f"1\tsucceeded\tq{at}"),
+            ("minutes", f"10\tfailed\tq{at}"),
+            ("minutes", "1\tfailed\t"),
             ("beats", f"app{at}"),
             ("oldest", f"q{at}"),
-            ("pass", ("at", "by", "seconds", "interval", "owners", "recovered")[at % 6]),
+            ("last_pass", ("at", "by", "seconds", "interval", "owners", "recovered")[at % 6]),
         ):
             client.hset(OWN + key, field, odd)
-        for key in ("stats", "runs", "beats", "oldest", "pass"):
+        for key in ("stats", "runs", "beats", "oldest", "last_pass"):
             client.hset(OWN + key, odd, 3)
         client.zadd(f"{OWN}dead", {f"{at:040x}": score})
         client.hset(f"{OWN}dead:jobs", f"{at:040x}", odd)
@@ -97,20 +118,21 @@ def test_odd_records_end_no_status_no_page_and_no_metrics(bench, cli, make_app):
             json.loads(done.out)
     app = make_app()
     page = TestClient(create_app(app), base_url="http://localhost")
-    for path in ("/", "/jobs", "/jobs?state=parked", "/jobs?state=probation", "/dead"):
+    jobs = "/jobs", "/jobs?state=parked", "/jobs?state=probation", f"/jobs/{digest(b'x')}"
+    for path in ("/", *jobs, "/workers", "/recurring", "/dead"):
         assert page.get(path).status_code == 200, path
     assert "superfetch_up 1" in metrics.text_of(app)
 
 
 def test_the_control_a_reader_without_a_fallback_ends_it(bench, cli, monkeypatch):
     put_odd(bench)
-    monkeypatch.setattr(history, "whole", int)
+    monkeypatch.setattr(stats, "whole", int)
     with pytest.raises((TypeError, ValueError)):
         cli("status")
 
 
 #: What is kept of a job that came back.
-HISTORY = ("strikes", "recoveries", "history", "probation", "stops", "deaths", "alongside")
+HISTORY = ("strikes", "recoveries", "history", "solo_runs", "stops", "deaths", "alongside")
 HISTORY += ("first_claim", "token", "steps", "requeues", "quiesced")
 
 
@@ -122,8 +144,8 @@ def test_a_job_with_an_odd_history_is_recovered_claimed_and_requeued(bench):
         for at, odd in enumerate(ODD):
             raw = payload(f"{field}-{at}")
             jobs[raw] = field
-            bench.client.hset(bench.keys.recoveries(digest(raw)), field, odd)
-    bench.client.set(bench.keys.recovered, 1)
+            bench.client.hset(bench.keys.history(digest(raw)), field, odd)
+    bench.client.set(bench.keys.has_history, 1)
     owner = bench.dead_owner([*jobs], running=[*jobs][::2])
     report = bench.reaper().reap()
     assert report.errors == 0
@@ -142,7 +164,9 @@ def test_an_owner_of_no_possible_pid_is_dead(bench, pid):
     """To the kernel 0 and -1 are groups of processes, and those exist: such an owner never died."""
     image = ProcessImage.current()
     owner = bench.dead_owner([payload("1")], process=image_of(os.getpid()))
-    bench.client.hset(bench.keys.facts(owner.owner), mapping={"pid": pid, "image": image.image})
+    bench.client.hset(
+        bench.keys.owner_record(owner.owner), mapping={"pid": pid, "image": image.image}
+    )
     assert look_at(pid, image.start_time) is Reason.PROCESS_GONE
     report = bench.reaper().reap()
     assert [*report.dead.values()] == [Reason.PROCESS_GONE]
@@ -231,4 +255,4 @@ def test_what_makes_no_sense_falls_back(value):
     assert isinstance(parsed_json(value, list[Any]()), list)
     assert text_of(value) == ""
     text_of(value.decode(errors="surrogateescape")).encode()
-    Facts.load("h|1|n", {b"pool": value, b"lists": value, b"connections": value}, Config())
+    OwnerRecord.load("h|1|n", {b"pool": value, b"lists": value, b"connections": value}, Config())

@@ -122,12 +122,12 @@ def test_sessions_are_bounded_and_the_oldest_ends_first():
     now = [0.0]
     opened = Sessions(lambda: now[0])
     ids = [opened.begin() for _ in range(SESSIONS_MOST + 10)]
-    assert len(opened._end_by_digest) == SESSIONS_MOST
+    assert len(opened._open_by_digest) == SESSIONS_MOST
     assert [opened.is_open(id) for id in ids] == [False] * 10 + [True] * SESSIONS_MOST
     now[0] = SESSION_S
     assert not any(map(opened.is_open, ids))
     opened.begin()
-    assert len(opened._end_by_digest) == 1, "what has ended takes no memory"
+    assert len(opened._open_by_digest) == 1, "what has ended takes no memory"
 
 
 # -- a token that is made up
@@ -139,7 +139,7 @@ def printed(page):
     assert all("Wrong token for the page" in other for other in others)
     root, code = re.fullmatch(r"(http://127\.0\.0\.1:\d+/)\?token=([\w-]{32})", address).groups()
     assert root == page.url
-    return address, code, re.fullmatch(r"This address logs in once.*: token ([\w-]{32})", line)[1]
+    return address, code, re.fullmatch(r"This address logs in once.*: ([\w-]{32})", line)[1]
 
 
 def test_with_changes_allowed_a_local_user_needs_the_token_that_was_made_up(serve, bench):
@@ -147,7 +147,8 @@ def test_with_changes_allowed_a_local_user_needs_the_token_that_was_made_up(serv
     page = serve("--allow-changes", token=None)
     _, code, token = printed(page)
     stranger = page.browser()
-    for path in ("/", "/dead", "/jobs", f"/dead/{job.id}", "/?token=", "/?token=x", "/?token"):
+    views = "/", "/dead", "/jobs", "/workers", "/recurring", f"/jobs/{job.id}", f"/dead/{job.id}"
+    for path in (*views, "/?token=", "/?token=x", "/?token"):
         assert stranger.get(path).status_code == 401
     assert stranger.get("/", params={"token": token}).status_code == 401, "never in an address"
     assert stranger.post("login", data={"token": code}).status_code == 401, "nowhere else"
@@ -221,9 +222,9 @@ def test_what_a_real_browser_keeps_of_the_printed_address_is_worth_nothing(
     browser.back()
     assert browser.current_url == page.url
     browser.find_element("css selector", ".logout button").click()
-    eventually(lambda: "Who is there?" in browser.page_source)
+    eventually(lambda: "<h1>Log in</h1>" in browser.page_source)
     browser.get(address)
-    assert "does not log in" in browser.page_source
+    assert "no longer logs in" in browser.page_source
     browser.find_element("css selector", "input[type=password]").send_keys(token, "\n")
     eventually(lambda: "Log out" in browser.page_source)
     browser.close()  # writes its history, which names the address, since it was opened

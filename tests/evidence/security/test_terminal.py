@@ -12,9 +12,11 @@ import pytest
 
 from celery_superfetch.console import metrics
 from celery_superfetch.model import arguments, log_text
-from celery_superfetch.model.job import claim_number
+from celery_superfetch.model.job import claim_number, digest
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.reaper.report import Report
+from celery_superfetch.store.stats import Stats
+from celery_superfetch.worker.run_counts import RunCounts
 from support.waiting import eventually
 from support.workers.bench import Bench, ended_process, payload
 
@@ -40,7 +42,7 @@ def fill(bench: Bench) -> None:
     first, _ = bench.give(owner, EVIL, [evil, payload(EVIL + "2", task=EVIL)])
     bench.run_one(first)
     started = json.dumps([[claim_number(first.claim_id), 1]])
-    client.hset(bench.keys.facts(owner.owner), "started_jobs", started)
+    client.hset(bench.keys.owner_record(owner.owner), "started_jobs", started)
     image = ProcessImage(**{**vars(ended_process()), "host": EVIL})
     away = bench.owner(image, lists=[EVIL], node=EVIL, state="hung")
     bench.give(away, EVIL, [payload("other", task=EVIL)])
@@ -54,13 +56,19 @@ def fill(bench: Bench) -> None:
     client.hset("superfetch:stats", f"recovered\t{EVIL}\t{EVIL}", 3)
     client.hset("superfetch:runs", f"succeeded\t{EVIL}\t{EVIL}", 3)
     client.hset("superfetch:runs", f"seconds\t1\t{EVIL}", 3)
-    client.hset("superfetch:pass", mapping={"at": death["at"], "by": EVIL})
+    counts = RunCounts()
+    counts.count_run(EVIL, EVIL, None, 0.1)
+    counts.count(bench.database)
+    Stats(bench.database).record_pass({"by": EVIL}, {EVIL: 3})
+    client.hset("superfetch:last_pass", mapping={"at": death["at"], "by": EVIL})
     client.set("superfetch:queue-that-is-none", EVIL)
 
 
 COMMANDS = ("status", "status --wide", "jobs", "jobs --wide", "doctor", "check", "dead list")
 COMMANDS += ("dead list --wide", "reap --dry-run", "dead show evil")
-COMMANDS += ("dead retry evil", "dead delete evil", "drain", "migrate", "reap")
+COMMANDS += ("jobs --sort run", "jobs show no-such-job", "charts", "charts --hours 24", "server")
+COMMANDS += ("recurring", "workers", "workers --wide", "workers stop evil --yes")
+COMMANDS += ("dead retry evil", "dead delete evil", "rollback", "migrate", "reap")
 
 
 def test_no_command_prints_a_line_or_a_sequence_of_a_message(bench, cli):
@@ -72,6 +80,8 @@ def test_no_command_prints_a_line_or_a_sequence_of_a_message(bench, cli):
         assert is_harmless(done.err), words
     fill(bench)
     [first, *_] = bench.dead_set
+    for id in (first.id, digest(payload(EVIL, queue=EVIL, task=EVIL))):
+        assert is_harmless(cli("jobs", "show", id).out)
     shown = cli("dead", "show", first.id)
     assert is_harmless(shown.out)
     assert "\\nAll is well" in shown.out, "it is there, escaped"
@@ -81,7 +91,7 @@ def test_no_command_prints_a_line_or_a_sequence_of_a_message(bench, cli):
 
 def test_json_says_it_whole_and_in_ascii(bench, cli):
     fill(bench)
-    for words in ("status --json", "jobs --json", "dead list --json"):
+    for words in ("status --json", "charts --json", "jobs --json", "dead list --json"):
         out = cli(*words.split(), code=None).out
         assert out.isascii(), words
         assert is_harmless(out), words
@@ -121,7 +131,12 @@ def test_no_line_in_a_worker_s_log_is_that_of_a_message(bench, worker, app, shop
         dead = bench.owner(image, lists=["celery"], node=EVIL, state=state)
         bench.give(dead, "celery", [payload(state, "celery", task=EVIL)])
     shop.ran("mine")
-    eventually(lambda: one.log().count("is dead:") >= 1 and " dead, recovered " in one.log())
+    eventually(
+        lambda: (
+            one.log().count("declared dead (owner=") >= 1
+            and " recovered, 0 moved to the dead set, " in one.log()
+        )
+    )
     eventually(lambda: one.log().count("evil") > 5)
     eventually(lambda: "flagged as revoked: evil" in one.log())
     names = ("received", "Job", "Worker", "dead", "Task")

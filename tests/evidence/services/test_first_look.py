@@ -29,7 +29,7 @@ def test_scripts_run_where_the_version_promises_more_than_the_server_knows(
     [
         (
             Manners(unknown=("EVAL", "EVALSHA", "SCRIPT")),
-            "the broker does not run Lua scripts (unknown command 'EVAL'",
+            "the server does not run Lua scripts (unknown command 'EVAL'",
         ),
         (Manners(slots=True), 'broker_transport_options = {"global_keyprefix": "{shop}:"}'),
     ],
@@ -55,10 +55,12 @@ def test_a_command_that_the_service_leaves_out_is_named_with_what_is_lost(cli, m
     for one in done.json()["findings"]:
         found.setdefault(one["code"], []).append(f"{one['level']}: {one['text']}")
     [required] = found["missing-required"]
-    assert required.startswith("critical: the server does not know lmove: no worker does its work")
+    assert required.startswith(
+        "critical: the server does not support lmove: workers cannot work with it"
+    )
     optional = " ".join(found["missing-optional"])
-    assert "client|list: a dead worker of another host is found after owner_ttl" in optional
-    assert "config|get: nobody sees whether the server saves" in optional
+    assert "client|list: a dead worker of another host is declared dead after owner_ttl" in optional
+    assert "config|get: it is not known whether the server saves" in optional
     assert not {"acl-required", "acl-optional", "acl-keys"} & set(found)
 
 

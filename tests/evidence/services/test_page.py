@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.servers.services import DISCONNECTED, PROFILES
 
-PAGE = Path(__file__).parents[3] / "docs" / "operate" / "managed_redis.md"
+PAGE = Path(__file__).parents[3] / "docs" / "run" / "managed_redis.md"
 
 
 def test_each_service_has_a_row_that_says_when_a_dead_worker_is_found():

@@ -82,7 +82,7 @@ def test_a_service_carries_a_fleet(worker, cli, make_app, ledger, managed, name)
         found.setdefault(one["code"], []).append(one["text"])
     missing = " ".join(found.get("missing-optional", []))
     assert "missing-required" not in found, found
-    assert all(f"does not know {command}:" in missing for command in profile.lacks), missing
+    assert all(f"does not support {command}:" in missing for command in profile.lacks), missing
     assert profile.findings <= set(found), found
     assert ("slow-detection" in found) == (profile.far == SILENT), found
     row = cli("status", "--json", code=None, **where).json()

@@ -127,7 +127,7 @@ def test_a_paused_worker_leaves_the_queue_alone_and_goes_on_under_its_name(
 
 @pytest.mark.parametrize("options", [{"strike_limit": STRIKES}])
 def test_a_poison_pill_ends_in_the_dead_set(celery_setup, send, ledger, db):
-    with pytest.raises(Exception, match="was killed"):
+    with pytest.raises(Exception, match="was moved to the dead set"):
         send("kill_child", "pill").get(timeout=60)
     assert ledger.runs() == {"pill": STRIKES}
     (dead,) = db.dead()

@@ -9,16 +9,25 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store import parked, private_lists, queues, runs
-from celery_superfetch.store.holdings import PARKED, Holdings, Place
-from celery_superfetch.store.parked import Parked
+from celery_superfetch.store import job_search, parked_jobs, private_lists, queues, stats
+from celery_superfetch.store.in_flight_jobs import (
+    PARKED,
+    WAITING,
+    InFlightJobs,
+    JobPlace,
+    SeenClaim,
+)
+from celery_superfetch.store.job_search import JobSearch, Sought
+from celery_superfetch.store.minutes import ONE_MINUTE, WAITING_JOBS, Minutes, Row
+from celery_superfetch.store.parked_jobs import ParkedJobs
 from celery_superfetch.store.private_lists import WAITS
 from celery_superfetch.store.queues import Queues, Suspects
 from celery_superfetch.store.redis import scripts
-from celery_superfetch.store.runs import Runs
+from celery_superfetch.store.runs import RunReport, Runs
+from celery_superfetch.store.stats import Stats
 from support.workers.bench import Bench
 
 MANY = 20_000
@@ -35,7 +44,7 @@ def payloads() -> list[bytes]:
     return [b"job-%d" % number for number in range(MANY)]
 
 
-def give(bench: Bench, owner: Facts) -> list[Job]:
+def give(bench: Bench, owner: OwnerRecord) -> list[Job]:
     """Twenty thousand jobs that an owner has claimed and not started, the oldest first."""
     jobs = [
         Job(owner.owner, "mail", raw, f"{number}:mail") for number, raw in enumerate(payloads(), 1)
@@ -69,7 +78,7 @@ def wait(bench: Bench) -> None:
     owner = bench.owner()
     ids = [job.claim_id for job in give(bench, owner)]
     bench.client.hdel(bench.keys.private(owner.owner), *(WAITS + id for id in ids))
-    bench.run(bench.lists.clear_starts(owner.owner, ids))
+    bench.run(bench.lists.put_notes_back(owner.owner, ids))
     assert not bench.lists.held(owner.owner).running
 
 
@@ -79,18 +88,18 @@ def requeue(bench: Bench) -> None:
     assert bench.queue() == payloads()
 
 
-def unland(bench: Bench) -> None:
+def return_landed(bench: Bench) -> None:
     owner = bench.owner(lists=many())
     bench.land(owner, f"queue-{MANY - 1}", b"landed")
-    assert bench.lists.unland(owner.owner, dict.fromkeys(many(), 60_000)) == 1
+    assert bench.lists.return_landed(owner.owner, dict.fromkeys(many(), 60_000)) == 1
     assert bench.queue(f"queue-{MANY - 1}") == [b"landed"]
 
 
-def holdings(bench: Bench) -> None:
+def in_flight_counts(bench: Bench) -> None:
     owners = [bench.owner(lists=many()) for _ in range(3)]
     give(bench, owners[0])
     bench.land(owners[2], f"queue-{MANY - 1}", b"landed")
-    held = Holdings(bench.database).of([owner.owner for owner in owners])
+    held = InFlightJobs(bench.database).counts([owner.owner for owner in owners])
     assert [held[owner.owner].in_flight for owner in owners] == [MANY, 0, 1]
 
 
@@ -99,8 +108,8 @@ def pages(bench: Bench) -> None:
     names = [bench.keys.parked_of(name) for name in many()]
     found = bench.scripts.run("pages", names, [MANY, 1_000_000, 20, "0"])
     assert found[-1] == [b"0", [b"payload"]]
-    places = [Place(PARKED, "", name) for name in many()]
-    assert [len(page) for page in Holdings(bench.database).jobs(places, 100) if page] == [1]
+    places = [JobPlace(PARKED, "", name) for name in many()]
+    assert [len(page) for page in InFlightJobs(bench.database).jobs(places, 100) if page] == [1]
 
 
 def payloads_of(bench: Bench) -> None:
@@ -108,6 +117,17 @@ def payloads_of(bench: Bench) -> None:
     ids = [job.claim_id for job in give(bench, owner)]
     jobs, seen = bench.lists.jobs(owner.owner, ids, 2**30)
     assert (len(jobs), seen) == (MANY, MANY)
+
+
+def find(bench: Bench) -> None:
+    owner = bench.owner()
+    claims = [SeenClaim(owner.owner, job.claim_id, False) for job in give(bench, owner)]
+    search, last = JobSearch(bench.database), payloads()[-1]
+    found = search.in_claims(Sought(digest(last)), claims)
+    assert ([job.payload for job in found.jobs], found.examined) == ([last], MANY)
+    bench.push(f"queue-{MANY - 1}", last)
+    found = search.in_lists(Sought(digest(last)), [JobPlace(WAITING, "", name) for name in many()])
+    assert ([job.payload for job in found.jobs], found.examined) == ([last], 1)
 
 
 def counters(bench: Bench) -> None:
@@ -132,20 +152,20 @@ def mark(bench: Bench) -> None:
 def heartbeat(bench: Bench) -> None:
     owner = bench.owner(lists=many())
     beat = bench.registry.heartbeat(owner, 0, {"lists": owner.dump()["lists"]})
-    assert (beat.status, len(bench.facts(owner).lists)) == ("ok", MANY)
+    assert (beat.status, len(bench.record(owner).lists)) == ("ok", MANY)
 
 
 def leave(bench: Bench) -> None:
     owner = bench.owner(lists=many())
     bench.land(owner, f"queue-{MANY - 1}", b"landed")
     assert bench.registry.leave(owner, 0) == 1, "one has landed"
-    bench.lists.unland(owner.owner, owner.lists)
+    bench.lists.return_landed(owner.owner, owner.lists)
     assert bench.registry.leave(owner, 0) == 0
 
 
 def park(bench: Bench) -> None:
     jobs = give(bench, bench.owner())
-    bench.run(Parked(bench.database).park(dict.fromkeys(jobs, 1)))
+    bench.run(ParkedJobs(bench.database).park(dict.fromkeys(jobs, 1)))
     assert bench.client.zcard(bench.keys.parked_of("mail")) == MANY
 
 
@@ -153,14 +173,14 @@ def release(bench: Bench) -> None:
     for name in many():
         bench.client.zadd(bench.keys.parked_of(name), {f"id\n{name}": 1})
     bench.client.zadd(bench.keys.parked, dict.fromkeys(many(), 1))
-    released = Parked(bench.database).release(dict.fromkeys(many(), 60_000))
+    released = ParkedJobs(bench.database).release(dict.fromkeys(many(), 60_000))
     assert released.jobs == MANY
 
 
-def make_room(bench: Bench) -> None:
+def quiesce(bench: Bench) -> None:
     bench.client.sadd(bench.keys.on_probation, *many())
     bench.client.lpush(bench.keys.probation("queue-0"), b"suspect")
-    assert Suspects(bench.database).make_room("owner", many(), 1.0, 10).quiesces
+    assert Suspects(bench.database).ask_quiesce("owner", many(), 1.0, 10).quiesces
 
 
 def oldest(bench: Bench) -> None:
@@ -171,10 +191,15 @@ def oldest(bench: Bench) -> None:
 
 def count_runs(bench: Bench) -> None:
     """A queue and a task of each."""
-    tally = {("succeeded", name, name): 1 for name in many()}
-    Runs(bench.database).add(tally)
-    counted = Runs(bench.database).counts().ends
-    assert (len(tally), sum(counted.values())) == (0, MANY)
+    growths = [(("succeeded", name, name), 1) for name in many()]
+    Runs(bench.database).add(RunReport("a worker", 0, growths))
+    assert sum(Runs(bench.database).counts().ends.values()) == MANY
+
+
+def waiting(bench: Bench) -> None:
+    Stats(bench.database).record_pass({"by": "a test"}, dict.fromkeys(many(), 1))
+    [series] = Minutes(bench.database).series(ONE_MINUTE, [Row(WAITING_JOBS)]).values()
+    assert max(count or 0 for count in series.counts) == MANY
 
 
 def step(bench: Bench) -> None:
@@ -210,10 +235,11 @@ CASES: Sequence[Callable[[Bench], None]] = [
     ack,
     wait,
     requeue,
-    unland,
-    holdings,
+    return_landed,
+    in_flight_counts,
     pages,
     payloads_of,
+    find,
     counters,
     recover,
     mark,
@@ -221,9 +247,10 @@ CASES: Sequence[Callable[[Bench], None]] = [
     leave,
     park,
     release,
-    make_room,
+    quiesce,
     oldest,
     count_runs,
+    waiting,
     step,
     delete,
     trim,
@@ -233,11 +260,12 @@ CASES: Sequence[Callable[[Bench], None]] = [
 @pytest.fixture
 def bench(own: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Whose scripts get whole lists, where the package would send them in parts."""
-    monkeypatch.setattr(parked, "BATCH", MANY)
-    monkeypatch.setattr(parked, "RELEASE_LISTS", MANY)
-    monkeypatch.setattr(queues, "CHUNK", MANY)
-    monkeypatch.setattr(private_lists, "UNLAND_LISTS", MANY)
-    monkeypatch.setattr(runs, "COUNTED", MANY)
+    monkeypatch.setattr(parked_jobs, "PARKED_PER_SCRIPT", MANY)
+    monkeypatch.setattr(parked_jobs, "RELEASE_LISTS", MANY)
+    monkeypatch.setattr(queues, "LISTS_PER_SCRIPT", MANY)
+    monkeypatch.setattr(private_lists, "LANDINGS_PER_SCRIPT", MANY)
+    monkeypatch.setattr(stats, "WAITING_PER_SCRIPT", MANY)
+    monkeypatch.setattr(job_search, "SEARCHES_PER_SCRIPT", MANY)
     return Bench(own)
 
 

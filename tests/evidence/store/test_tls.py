@@ -61,10 +61,10 @@ def test_a_plain_server_is_found_by_a_client_that_wants_tls(fresh_server, probes
     own = client(fresh_server().port, "rediss")
     with pytest.raises(WrongScheme, match=NO_TLS):
         own.ping()
-    assert probes == [tls.PING]
+    assert probes == [tls.PING_BYTES]
     with pytest.raises(WrongScheme, match=NO_TLS):
         own.ping()
-    assert probes == [tls.PING] * 2, "the second connection begins with it"
+    assert probes == [tls.PING_BYTES] * 2, "the second connection begins with it"
 
 
 @pytest.mark.parametrize("options", [{"requirepass": "secret"}, {"maxclients": 1}], ids=str)
@@ -86,7 +86,7 @@ def test_a_tls_server_is_found_by_a_plain_client(tls_port, probes):
     _, port = tls_port
     with pytest.raises(WrongScheme, match=SPEAKS_TLS):
         client(port, "redis").ping()
-    assert probes[0] == tls.PING
+    assert probes[0] == tls.PING_BYTES
     assert len(probes) == 2
 
 

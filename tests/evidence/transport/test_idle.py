@@ -10,7 +10,7 @@ from time import monotonic
 import redis
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.model.place import MOST_READS
+from celery_superfetch.model.owner_rank import MOST_READS
 from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from support.servers.commands import looked
 from support.servers.server import Server
@@ -21,7 +21,7 @@ from support.workers.inbox import Inbox, publish
 QUIET = ("--without-mingle", "--without-gossip", "--without-heartbeat")
 CONSUMERS = 6
 #: Commands of a pass that finds nothing to do, and by which it is known.
-OF_A_PASS, PASS = 7, " superfetch:pass "
+OF_A_PASS, PASS = 7, " superfetch:last_pass "
 
 
 def heard(own: Server, seconds: float) -> tuple[list[str], float]:

@@ -52,7 +52,7 @@ def test_more_queues_than_blocking_reads(group):
     queues = [f"mail-{number}" for number in range(20)]
     with Inbox(urls(group, 6), *queues, transport=SENTINEL, **OPTIONS) as inbox:
         reads = inbox.channel.fetch.reads
-        eventually(lambda: inbox.turn() or len(reads._arrivals.empty) == 76)
+        eventually(lambda: inbox.turn() or len(reads._tracker.empty) == 76)
         Bench(group.primary.client(6)).push(queues[-1], payload("last"))
         inbox.receive(1)
 
@@ -192,7 +192,7 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
     membership = Owner(params, bench.config)
     membership.join(1, {"mail": 0})
     owner, heart = membership.name, membership.heartbeat_session
-    assert run_id(membership.client) == heart.facts.run_id
+    assert run_id(membership.client) == heart.record.run_id
     replicated.wait_in_step()
     replicated.promote()
     for server in (after, before):
@@ -206,7 +206,7 @@ def test_connections_of_one_process_never_disagree_on_the_run_of_the_server(
             assert Driver.of(membership).needs_reconcile
         there = str(server.client().info("server")["run_id"])
         assert run_id(membership.client) == there, "others are refused until the heart has come"
-        eventually(lambda there=there: heart.facts.run_id == there)
+        eventually(lambda there=there: heart.record.run_id == there)
     assert membership.name == owner
     membership.leave_for_good()
 

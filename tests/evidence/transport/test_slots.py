@@ -119,12 +119,13 @@ def test_every_tool_works_there(nodes, worker, make_app, cli, place):
     eventually(lambda: active() == [["running"]], message="what was heard of may run until here")
     for command in (["jobs"], ["reap"], ["dead", "list"], ["check", "--this-host"]):
         cli(*command, **place)
-    assert "1 worker" in cli("check", **place).out
+    assert "queue nobody's: 1 job" in cli("check", code=2, **place).out
     assert cli("status", "--json", **place).json()["owners"]
     with app.connection_for_write() as connection:
         channel = connection.default_channel
         assert channel.queue_declare("nobody's").message_count == 1
         assert channel.queue_purge("nobody's") == 1
+    assert "1 worker" in cli("check", **place).out
     # A user's, of redis-py's own making: the CLI asks the node that owns the slot.
     assert client_of(app).exists(f"{PREFIX}superfetch:owners") == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -9,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
+import pytest
 from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_superfetch.console.web import create_app
-from celery_superfetch.console.web.seen import Seen
+from celery_superfetch.console.web.cache import PageCache
+from celery_superfetch.model.job import claim_number
 from support.forms import EVIL, Tags
 from support.workers.bench import elsewhere, payload
 
@@ -61,6 +64,65 @@ def test_jobs_in_flight_by_state(bench, browse):
     assert Tags(page).count["script"] == 1
     for state in ("parked", "probation", "struck", EVIL):
         assert "No job is" in browser.get("/jobs", params={"state": state}).text
+
+
+def run_since(bench, owner, job, seconds: int) -> None:
+    """Have one job of an owner run, since so many seconds."""
+    bench.run_one(job)
+    at = bench.database.server_time() // 1000 - seconds
+    started = json.dumps([[claim_number(job.claim_id), at]])
+    bench.client.hset(bench.keys.owner_record(owner.owner), "started_jobs", started)
+
+
+def test_jobs_are_chosen_and_ordered_by_the_address(bench, browse):
+    one, two = (bench.owner(node=f"w{n}@host", lists=["mail", "slow"]) for n in (1, 2))
+    [quick] = bench.give(one.owner, "mail", [payload("quick", task="shop.quick")])
+    [slow] = bench.give(two.owner, "slow", [payload("slow", "slow", task="shop.slow", retries=2)])
+    run_since(bench, one, quick, 60)
+    run_since(bench, two, slow, 1200)
+    browser = browse()
+
+    def shown(**asked: str) -> list[str]:
+        page = browser.get("/jobs", params=asked).text
+        return re.findall(r'<small class="id">(\w+)</small>', page)
+
+    assert shown() == ["slow", "quick"], "the longest run first"
+    assert shown(sort="claimed") == shown(sort="task") == ["quick", "slow"]
+    assert shown(longer="10m") == shown(task="slo") == shown(queue="slow") == ["slow"]
+    assert shown(node="w1") == ["quick"]
+    assert shown(longer="10m", node="w1") == shown(state="reserved") == []
+    page = browser.get("/jobs?longer=10m&task=slo&sort=task").text
+    assert 'data-label="Run time">20 min<' in page
+    assert 'data-label="Retries">2<' in page
+    assert f"{one.process.host} · pid {one.process.pid}" in page
+    assert 'jobs?state=running&amp;sort=task&amp;task=slo&amp;longer=10m"' in page
+    assert 'jobs?state=struck&amp;task=slo&amp;longer=10m"' in page, "tabs keep conditions"
+
+
+@pytest.mark.parametrize("name", ["state", "sort", "task", "queue", "node", "longer"])
+def test_no_condition_of_an_address_is_markup(bench, browse, name):
+    owner = bench.owner(node="w1@host")
+    bench.run_one(bench.give(owner.owner, "mail", [payload("a")])[0])
+    page = browse().get("/jobs", params={name: EVIL})
+    assert page.status_code == 200
+    assert Tags(page.text).count["script"] == 1
+    assert Tags(page.text).count["img"] == 0
+    if name == "longer":
+        assert "is no duration" in page.text
+
+
+def test_arguments_of_jobs_in_flight_are_hidden_as_those_of_dead_jobs(app, bench, browse):
+    @app.task(name="shop.pay", shared=False)
+    def pay(order: str, card: str) -> None: ...
+
+    texts = {"argsrepr": "('A-1', 'S3CRET')", "kwargsrepr": "{'apiToken': 'S3CRET', 'n': 1}"}
+    jobs = [payload("x", task="shop.pay", **texts), payload("y", task="shop.unknown", **texts)]
+    owner = bench.owner(node="w1@host")
+    bench.give(owner.owner, "mail", jobs)
+    page = browse().get("/jobs?state=reserved").text
+    assert "S3CRET" not in page
+    assert "A-1" in page
+    assert "S3CRET" in browse(hide=[]).get("/jobs?state=reserved").text, "the control"
 
 
 def test_secrets_are_hidden_in_the_list_and_on_a_jobs_own_page(app, bench, browse):
@@ -128,7 +190,7 @@ def test_all_who_have_waited_are_told_by_one_failure(make_app):
 
 
 def test_the_page_is_as_patient_as_a_probe(app, bench):
-    seen = Seen(app, ())
+    seen = PageCache(app, ())
     assert seen.overview()
     assert seen._inspector is not None
     assert seen._inspector.database.client.get_connection_kwargs()["socket_timeout"] == 5.0
@@ -141,7 +203,7 @@ def test_a_server_that_is_away_is_said_and_found_again(make_app, fresh_server):
     own.kill()
     answer = browser.get("/dead")
     assert answer.status_code == 503
-    assert "The server cannot be asked" in answer.text
+    assert "The server cannot be reached" in answer.text
     own.start()
     assert browser.get("/dead").status_code == 200
 

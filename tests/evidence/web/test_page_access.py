@@ -8,6 +8,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from celery_superfetch.console.links import RUNBOOK_URL
 from celery_superfetch.console.web import create_app
 from celery_superfetch.errors import ConfigError
 from support.forms import browser_at, key
@@ -25,7 +26,7 @@ def test_some_are_put_back_and_one_that_is_gone_is_told(bench, browse):
     browser = browse(read_only=False)
     ids = [jobs[0].id, jobs[2].id, "0" * 40]
     page = browser.post("/dead", data={"key": key(browser), "id": ids, "do": "retry"}).text
-    assert "Put back 2 of 3 jobs." in page
+    assert "Requeued 2 of 3 jobs." in page
     assert "no job &#39;000" in page
     assert bench.queue() == [raws[0], raws[2]]
     assert len(bench.dead_set) == 1
@@ -76,7 +77,7 @@ def test_a_form_of_another_site_changes_nothing(bench, browse):
     assert len(bench.dead_set) == 1
     assert browser.post("/dead", data={**good, "do": "nothing"}).status_code == 400
     assert browser.post("/dead", content=b"x" * 1_000_001).status_code == 413
-    assert "Put back 1 of 1 job" in browser.post("/dead", data=good).text
+    assert "Requeued 1 of 1 job" in browser.post("/dead", data=good).text
 
 
 # -- who may see it
@@ -85,7 +86,17 @@ def test_a_form_of_another_site_changes_nothing(bench, browse):
 def test_a_token_opens_it_in_a_header_or_by_the_form(bench, browse):
     [job] = bench.killed(payload("a"))
     browser = browse(token=TOKEN, read_only=False)
-    for path in ("/", "/dead", f"/dead/{job.id}"):
+    views = (
+        "/",
+        "/jobs",
+        f"/jobs/{job.id}",
+        "/charts",
+        "/server",
+        "/audit",
+        "/dead",
+        f"/dead/{job.id}",
+    )
+    for path in views:
         page = browser.get(path)
         assert page.status_code == 401
         assert job.id not in page.text
@@ -123,15 +134,28 @@ def test_it_is_mounted_under_a_prefix_with_links_that_lead_there(app, bench):
     answer = browser.post("/ops/jobs/login", data={"token": TOKEN})
     assert (answer.status_code, answer.url.path) == (200, "/ops/jobs/")
     assert all(cookie.path == "/ops/jobs" for cookie in browser.cookies.jar)
-    for path in ("/ops/jobs/", "/ops/jobs/dead", f"/ops/jobs/dead/{jobs[0].id}"):
+    in_dead_set = "dead", f"dead/{jobs[0].id}"
+    views = (
+        "",
+        "jobs",
+        f"jobs/{jobs[1].id}",
+        "charts",
+        "charts?hours=24",
+        "server",
+        "audit",
+        *in_dead_set,
+    )
+    for path in (f"/ops/jobs/{view}" for view in views):
         text = browser.get(path).text
         links = re.findall(r'(?:href|src|action)="([^"]+)"', text)
         assert links
         for link in links:
+            if link.startswith(f"{RUNBOOK_URL}#"):
+                continue
             url = browser.get(path).url.join(link.replace("&amp;", "&"))
             assert url.path.startswith("/ops/jobs/"), link
             wanted = 405 if url.path.endswith("/logout") else 200  # a form alone leads there
             assert browser.get(str(url)).status_code == wanted, link
     [form_key] = set(re.findall(r'name="key" value="([^"]+)"', text))
     form = {"key": form_key, "id": jobs[0].id, "do": "retry"}
-    assert "Put back 1 of 1 job" in browser.post("/ops/jobs/dead", data=form).text
+    assert "Requeued 1 of 1 job" in browser.post("/ops/jobs/dead", data=form).text

@@ -12,11 +12,16 @@ import pytest
 from celery.exceptions import TaskRevokedError
 from starlette.testclient import TestClient
 
-from celery_superfetch.console.web import create_app, seen
+from celery_superfetch.console.web import cache, create_app
 from celery_superfetch.inspector import Inspector
 from support.forms import browser_at, key
 from support.waiting import eventually
 from support.workers.bench import payload
+
+
+def ids_in(page: str) -> list[str]:
+    """Return the jobs that a question is about."""
+    return re.findall(r'name="id" value="([^"]+)"', page)
 
 
 def post(browser: TestClient, path: str, do: str, *ids: str) -> str:
@@ -64,7 +69,7 @@ def test_a_parked_job_that_is_revoked_does_not_run(worker, shop, ledger, db, bro
     assert "Terminate…" not in browser.get("/jobs?state=parked").text
     asked = post(browser, "/jobs?state=parked", "revoke", sent.id)
     assert "Revoke 1 job?" in asked
-    assert "Workers keep the task id in memory" in asked
+    assert "Workers keep the revoked task id in memory" in asked
     told = post(browser, "/jobs?state=parked", "revoke now", sent.id)
     assert "Told 1 worker to revoke 1 of 1 job." in told
     eventually(lambda: not (db.parked() or db.length() or db.private_lists()), 40)
@@ -85,7 +90,7 @@ def test_a_revoke_without_a_server_is_said_on_a_page(fresh_server, make_app):
     server.kill()
     answer = browser.post("/jobs?state=parked", data=form)
     assert answer.status_code == 503
-    assert "The server cannot be asked" in answer.text
+    assert "The server cannot be reached" in answer.text
 
 
 def test_all_that_match_are_put_back_after_a_question(bench, browse):
@@ -96,9 +101,10 @@ def test_all_that_match_are_put_back_after_a_question(bench, browse):
     where = "/dead?task=note&queue=mail"
     assert "Retry all that match…" in browser.get(where).text
     asked = post(browser, where, "retry all")
-    assert "Put 60 dead jobs of task note, queue mail back?" in asked
+    assert "Requeue 60 dead jobs of task note, queue mail?" in asked
     assert bench.client.llen("mail") == 0
-    assert "Put back 60 of 60 jobs." in post(browser, where, "retry all now")
+    done = post(browser, where, "retry all now", *ids_in(asked))
+    assert "Requeued 60 of 60 jobs." in done
     assert bench.client.llen("mail") == 60
     assert "shop.charge" in browser.get("/dead").text
 
@@ -123,7 +129,7 @@ def test_dead_jobs_are_found_by_task_queue_and_reason(bench, browse, query, name
 def test_dead_jobs_are_read_once_for_all_who_look_until_something_is_changed(
     bench, browse, monkeypatch
 ):
-    monkeypatch.setattr(seen, "FRESH", 60.0)
+    monkeypatch.setattr(cache, "CACHE_S", 60.0)
     jobs = bench.killed(payload("a"), payload("b"))
     browser = browse(read_only=False)
     key(browser)
@@ -132,21 +138,21 @@ def test_dead_jobs_are_read_once_for_all_who_look_until_something_is_changed(
     assert bench.dead_set.delete(jobs[0].id)
     assert [browser.get(path).text for path in paths] == before
     assert "Deleted 1 of 1 job." in post(browser, "/dead", "delete for good", jobs[1].id)
-    assert "No job is dead." in browser.get("/dead").text
+    assert "The dead set is empty." in browser.get("/dead").text
     assert browser.get(f"/dead/{jobs[0].id}").status_code == 404
 
 
 def test_what_is_kept_for_all_who_look_is_bounded(app, bench):
-    page = seen.Seen(app, ())
-    for first in range(3 * seen.KEPT):
-        page.dead(first, {"task": f"shop.{first}"})
-    assert len(page._known) == seen.KEPT
+    page = cache.PageCache(app, ())
+    for first in range(3 * cache.CACHED_ANSWERS):
+        page.dead_jobs.page(first, {"task": f"shop.{first}"})
+    assert len(page._known) == cache.CACHED_ANSWERS
 
 
 def test_a_slow_read_holds_up_those_who_want_the_same_and_nobody_else(app, bench):
     """All reads waited for each other: one browser that searched took the others' overview from 12
     ms to 2 s."""
-    page, slow, asked = seen.Seen(app, ()), threading.Event(), list[int]()
+    page, slow, asked = cache.PageCache(app, ()), threading.Event(), list[int]()
 
     def question(_: Inspector) -> dict[str, Any]:
         asked.append(len(asked))
@@ -155,10 +161,10 @@ def test_a_slow_read_holds_up_those_who_want_the_same_and_nobody_else(app, bench
 
     with ThreadPoolExecutor(3) as browsers:
         try:
-            same = [browsers.submit(page._kept, "slow", question) for _ in range(2)]
+            same = [browsers.submit(page._cached, "slow", question) for _ in range(2)]
             eventually(lambda: asked)
             assert page.overview()["verdict"]
-            assert page.dead(0, {})["jobs"] == []
+            assert page.dead_jobs.page(0, {})["jobs"] == []
             assert not any(browser.done() for browser in same), "control: it is still being read"
         finally:
             slow.set()
@@ -168,22 +174,22 @@ def test_a_slow_read_holds_up_those_who_want_the_same_and_nobody_else(app, bench
 
 
 def test_many_slow_searches_do_not_hold_up_the_overview(app, bench):
-    page, slow, asked = seen.Seen(app, ()), threading.Event(), list[int]()
+    page, slow, asked = cache.PageCache(app, ()), threading.Event(), list[int]()
 
     def question(_: Inspector) -> dict[str, Any]:
         asked.append(len(asked))
         assert slow.wait(30)
         return {}
 
-    with ThreadPoolExecutor(2 * seen.SEARCHES) as browsers:
+    with ThreadPoolExecutor(2 * cache.SEARCHES_AT_ONCE) as browsers:
         try:
             found = [
-                browsers.submit(page._kept, f"search {number}", question)
-                for number in range(2 * seen.SEARCHES)
+                browsers.submit(page._cached, f"search {number}", question)
+                for number in range(2 * cache.SEARCHES_AT_ONCE)
             ]
-            eventually(lambda: len(asked) == seen.SEARCHES)
+            eventually(lambda: len(asked) == cache.SEARCHES_AT_ONCE)
             assert page.overview()["verdict"]
-            assert len(asked) == seen.SEARCHES, "the server is not asked for all at once"
+            assert len(asked) == cache.SEARCHES_AT_ONCE, "the server is not asked for all at once"
         finally:
             slow.set()
         assert [browser.result(30) for browser in found] == [{}] * len(found)
@@ -196,27 +202,27 @@ def test_forty_browsers_on_one_slow_search_leave_threads_to_the_others(
     """The page has 40 threads, and those that waited for the search had them all."""
     threads, slow, asked = 40, threading.Event(), list[int]()
     if not is_limited:
-        monkeypatch.setattr(seen, "SEARCH_THREADS", 10**6)
+        monkeypatch.setattr(cache, "SEARCH_THREADS", 10**6)
 
     def first(*_: Any) -> dict[str, Any]:
         asked.append(len(asked))
         assert slow.wait(60)
         return {"jobs": [], "owners": [], "more": 0, "complete": True}
 
-    monkeypatch.setattr(seen.Look, "first", first)
+    monkeypatch.setattr(cache.JobsSnapshot, "first", first)
     with ExitStack() as stack:
         browser = stack.enter_context(TestClient(create_app(app), base_url="http://localhost"))
         pool = stack.enter_context(ThreadPoolExecutor(threads + 1))
         stack.callback(slow.set)
         found = [pool.submit(browser.get, "/jobs?state=struck") for _ in range(threads)]
         if is_limited:
-            refused = threads - seen.SEARCH_THREADS
+            refused = threads - cache.SEARCH_THREADS
             eventually(lambda: sum(one.done() for one in found) == refused)
             for one in filter(Future.done, found):
                 assert one.result().status_code == 503
-                assert one.result().headers["retry-after"] == str(seen.BUSY_S)
+                assert one.result().headers["retry-after"] == str(cache.BUSY_S)
                 assert "data-away" in one.result().text, "its script asks again"
-                assert "cannot be asked" not in one.result().text
+                assert "cannot be reached" not in one.result().text
             assert browser.get("/").status_code == 200
             assert browser.get("/static/page.css").status_code == 200
         else:
@@ -229,12 +235,12 @@ def test_forty_browsers_on_one_slow_search_leave_threads_to_the_others(
             eventually(is_stuck, message="control: no thread is left")
         slow.set()
         answers = [one.result(60).status_code for one in found]
-    assert answers.count(200) == (seen.SEARCH_THREADS if is_limited else threads)
+    assert answers.count(200) == (cache.SEARCH_THREADS if is_limited else threads)
     assert asked == [0], "the server is asked once for all"
 
 
 def test_an_answer_from_before_a_change_is_not_kept(app, bench):
-    page, answers = seen.Seen(app, ()), iter([{"of": "before"}, {"of": "after"}])
+    page, answers = cache.PageCache(app, ()), iter([{"of": "before"}, {"of": "after"}])
 
     def question(_: Inspector) -> dict[str, Any]:
         answer = next(answers)
@@ -242,8 +248,8 @@ def test_an_answer_from_before_a_change_is_not_kept(app, bench):
             page.clear()  # another browser changes something while this is read
         return answer
 
-    assert page._kept("name", question) == {"of": "before"}
-    assert page._kept("name", question) == page._kept("name", question) == {"of": "after"}
+    assert page._cached("name", question) == {"of": "before"}
+    assert page._cached("name", question) == page._cached("name", question) == {"of": "after"}
 
 
 def test_a_page_that_changes_nothing_ends_no_job(browse):
@@ -258,9 +264,9 @@ def test_a_page_that_changes_nothing_ends_no_job(browse):
 
 
 def test_the_overview_has_runs_a_minute(app, bench, monkeypatch):
-    monkeypatch.setattr(seen, "MINUTE", 1.0)
-    monkeypatch.setattr(seen, "FRESH", 0.01)
-    page = seen.Seen(app, ())
+    monkeypatch.setattr(cache, "RATE_WINDOW_S", 1.0)
+    monkeypatch.setattr(cache, "CACHE_S", 0.01)
+    page = cache.PageCache(app, ())
     assert page.overview()["rates"] == {}
     bench.client.hincrby(bench.keys.runs, "succeeded\tmail\tshop.note", 7)
     assert eventually(lambda: page.overview()["rates"].get("mail"))

@@ -17,7 +17,7 @@ from celery_superfetch.app.broker import config_of
 from celery_superfetch.model.outage import Outage
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.worker import maintenance
-from celery_superfetch.worker.maintenance import MaintenanceThread, Rounds
+from celery_superfetch.worker.maintenance import MaintenanceThread, OwnerMaintenance
 from celery_superfetch.worker.run_counts import RunCounts
 from support.driver import Driver
 from support.waiting import eventually
@@ -42,7 +42,7 @@ def test_a_consumer_beside_the_worker_is_served_like_any_owner(beside, client):
     [lease] = membership.claim(["mail"], 1, 1).leases
     Driver.of(membership).reserve(lease.job)
     dead = bench.dead_owner([payload("2", "other")], queue="other")
-    Rounds(app, membership).go(monotonic())
+    OwnerMaintenance(app, membership).tick(monotonic())
     assert not bench.registry.owners().get(dead.owner), "it was reaped"
     assert [*Driver.of(membership)] == [lease.job]
 
@@ -52,12 +52,12 @@ def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):
     app = celery_superfetch.install(Celery("shop", broker=server.url(), set_as_current=False))
     owner = Owner(parse_url(server.url()), config_of(app))
     owner.join(1, {"mail": 0})
-    counts = owner.runner.run_counts = RunCounts()
-    counts.note("mail", "shop.note", None, 0.1)
+    counts = owner.executor.run_counts = RunCounts()
+    counts.count_run("mail", "shop.note", None, 0.1)
     bench = Bench(server.client())
     dead = bench.dead_owner([payload("1", "other")], queue="other")
     server.client().config_set("maxmemory", "1mb")
-    Rounds(app, owner).go(monotonic())
+    OwnerMaintenance(app, owner).tick(monotonic())
     assert dead.owner not in bench.registry.owners()
     server.client().config_set("maxmemory", "0")
     owner.leave_for_good()
@@ -66,18 +66,18 @@ def test_what_a_full_server_does_not_count_keeps_no_job_waiting(fresh_server):
 def test_of_those_who_see_a_death_in_one_second_one_makes_a_pass(beside, client):
     """The control is a turn that nobody has taken."""
     app, membership = beside
-    bench, rounds = Bench(client), Rounds(app, membership)
+    bench, rounds = Bench(client), OwnerMaintenance(app, membership)
     dead = bench.dead_owner([payload("1")])
-    assert bench.database.take_turn("host", 60)
-    assert not bench.database.take_turn("host", 60)
+    assert bench.database.try_lock("host", 60)
+    assert not bench.database.try_lock("host", 60)
     assert 0 < client.pttl(bench.keys.lock("host")) <= 60_000, "it expires by itself"
     rounds._reap([dead.owner], "host")
     assert dead.owner in bench.registry.owners()
     rounds._reap([dead.owner], "remote")
-    rounds._go_on(inf)
+    rounds._continue_passes(inf)
     assert dead.owner not in bench.registry.owners()
-    assert not bench.database.take_turn("remote", 60)
-    eventually(lambda: bench.database.take_turn("remote", 60), 5)
+    assert not bench.database.try_lock("remote", 60)
+    eventually(lambda: bench.database.try_lock("remote", 60), 5)
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["it asks", "control: it asks nothing"])
@@ -90,7 +90,7 @@ def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkey
     )
     owner = Owner(parse_url(server.url()), config_of(app))
     owner.join(1, {"mail": 0})
-    monkeypatch.setattr(maintenance, "LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr(maintenance, "HOST_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(maintenance, "owners_of_process", lambda: [owner])
     caplog.set_level(logging.DEBUG, maintenance.logger.name)
     if not asks:
@@ -104,14 +104,14 @@ def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkey
     server.stop()
     thread.start()
     if asks:
-        eventually(lambda: lines("cannot ask") >= 20, message="it tries again and again")
-        assert lines("cannot ask", logging.WARNING) == 1
-        assert not lines("answers again")
+        eventually(lambda: lines("cannot reach Redis") >= 20, message="it tries again and again")
+        assert lines("cannot reach Redis", logging.WARNING) == 1
+        assert not lines("reaches Redis again")
         server.start()
-        eventually(lambda: lines("answers again") == 1)
+        eventually(lambda: lines("reaches Redis again") == 1)
     else:
-        eventually(lambda: lines("answers again") >= 5, message="while the server is away")
-        assert lines("cannot ask", logging.WARNING) >= 5
+        eventually(lambda: lines("reaches Redis again") >= 5, message="while the server is away")
+        assert lines("cannot reach Redis", logging.WARNING) >= 5
         server.start()
     thread.over.set()
     thread.join(10)

@@ -116,7 +116,7 @@ def test_a_step_is_sent_once_in_all_runs_of_its_job(pool, kind):
     answer = pool.run(again)
     assert pool.sent() == sent
     if kind in OVER:
-        assert "an earlier run has sent its retry" in str(raised(answer, Ignore))
+        assert "an earlier run published its retry" in str(raised(answer, Ignore))
     assert len(pool.bench.private(pool.owner)) == 1, "its ack, or its death, is to come"
 
 
@@ -127,7 +127,7 @@ def test_who_has_lost_his_job_sends_nothing(pool, kind):
     lost = pool.take()
     pool.bench.client.delete(pool.bench.keys.private(pool.owner.owner))
     said = str(raised(pool.run(lost), Ignore))
-    assert "is no longer ours, and may run elsewhere by now" in said
+    assert "which may run elsewhere: this run publishes nothing" in said
     assert not pool.sent()
 
 
@@ -145,7 +145,7 @@ def test_without_a_claim_all_is_sent_as_ever(pool):
     chain(job(pool.app), *links(pool.app)).apply_async()
     claimed = pool.take()
     for _ in range(2):
-        assert pool.run(claimed, id="", place="", private="")[:2] == (0, "'noted'")
+        assert pool.run(claimed, id="", database="", private="")[:2] == (0, "'noted'")
     assert len(pool.sent()) == 2
 
 
@@ -196,7 +196,7 @@ def test_while_it_cannot_be_sent_a_job_is_not_done(make_app, bench, client, url,
         answer = pool.run(claimed)
     rejection = raised(answer, Reject)
     assert rejection.requeue
-    assert "could not send" in rejection.reason
+    assert "could not publish" in rejection.reason
     assert not pool.sent()
 
 
@@ -254,7 +254,7 @@ def test_a_result_of_an_older_job_with_the_same_task_id_says_nothing(pool, later
     pool.app.backend.store_result("report-7", "noted", "SUCCESS")
     pool.bench.requeue(first.job)
     again = pool.take()
-    claimed = again.counters.claimed_at
+    claimed = again.counters.first_claimed_at
     assert abs(claimed - time.time()) < 60
     pool.run(again, header=again.counters.as_header(), since=claimed + later)
     [seen] = pool.seen

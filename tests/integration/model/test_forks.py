@@ -32,7 +32,7 @@ def test_a_child_may_log_although_a_thread_of_the_package_was_writing(gate):
 def test_a_fork_does_not_wait_for_ever():
     """Foreign code may hang; the log names the thread, and the child's gate is new."""
     said = run("hanging")
-    assert "Thread one-that-hangs has been in foreign code for 1 s" in said
+    assert "Thread one-that-hangs has been in code of the app or of a library for 1 s" in said
     assert said.strip().endswith("done")
 
 

@@ -1,4 +1,4 @@
-"""This process as an owner: its membership, or its facts alone."""
+"""This process as an owner: its membership, or its record alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from redis.connection import parse_url
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.owner import Owner
 from celery_superfetch.store.database import Database
@@ -45,7 +45,7 @@ def member(make: Callable[..., Owner]) -> Owner:
 
 
 @pytest.fixture
-def owner(bench: Bench, owner: Facts) -> Facts:
+def owner(bench: Bench, owner: OwnerRecord) -> OwnerRecord:
     """And heard just now."""
     bench.driver.heartbeat_confirmed(owner.owner)
     return owner

@@ -65,7 +65,7 @@ def test_a_job_with_which_the_pool_did_not_begin_waits_again(bench, owner, is_cl
     assert bench.hand_over(one)
     if is_closed:
         bench.driver.close([one.job])
-    bench.driver.take_back(one.job)
+    bench.driver.withdraw_start(one.job)
     assert bench.driver.is_reserved(one.job) is not is_closed
     bench.driver.flush()
     assert bench.queue() == [ONE] * is_closed
@@ -106,6 +106,6 @@ def test_what_a_return_leaves_in_redis_is_bounded(bench, owner):
     for _ in range(20):
         bench.driver.requeue([claimed.job for claimed in bench.take(owner, ONE, TWO)])
         bench.client.delete("mail")
-        kept.append((bench.key_names(), bench.client.hlen(bench.keys.facts(owner.owner))))
+        kept.append((bench.key_names(), bench.client.hlen(bench.keys.owner_record(owner.owner))))
     assert kept[0] == kept[-1]
     assert bench.keys.private(owner.owner) not in kept[-1][0]

@@ -60,7 +60,9 @@ def test_the_heart_takes_nobodys_lock(make, proxy, bench):
             lambda: not membership.heartbeat_session._last_ms, 5, message="it cannot connect"
         )
         proxy.heal()
-        eventually(lambda: membership.overdue, 5, message="its loss is somebody else's to mend")
+        eventually(
+            lambda: membership.deferred_calls, 5, message="its loss is somebody else's to mend"
+        )
         is_heard()
         eventually(lambda: bench.mark(old, "silent"), 5)
         eventually(lambda: membership.name != old, 5)
@@ -72,17 +74,17 @@ def test_the_heart_takes_nobodys_lock(make, proxy, bench):
 
 
 def test_its_connections_are_registered_and_named_anew_when_they_change(membership, bench):
-    first = bench.facts(membership)
+    first = bench.record(membership)
     run = run_id(bench.client)
     assert first.run_id == run
     assert bench.registry.connected(first, run) is True
     bench.client.client_kill_filter(_id=first.connections[0])
-    eventually(lambda: bench.facts(membership).connections != first.connections, 10)
-    assert bench.registry.connected(bench.facts(membership), run) is True
+    eventually(lambda: bench.record(membership).connections != first.connections, 10)
+    assert bench.registry.connected(bench.record(membership), run) is True
     membership.blocking.add(4711)
-    eventually(lambda: 4711 in bench.facts(membership).connections, 5)
+    eventually(lambda: 4711 in bench.record(membership).connections, 5)
     membership.blocking.discard(4711)
-    eventually(lambda: 4711 not in bench.facts(membership).connections, 5)
+    eventually(lambda: 4711 not in bench.record(membership).connections, 5)
 
 
 def test_a_heartbeat_connection_that_was_closed_while_idle_is_no_failure(membership, bench, caplog):
@@ -93,12 +95,12 @@ def test_a_heartbeat_connection_that_was_closed_while_idle_is_no_failure(members
     score = bench.score(stale)
 
     def staleness() -> float:
-        return membership.silence.silent_for(stale.owner, score, monotonic()) or 0.0
+        return membership.staleness.staleness_of(stale.owner, score, monotonic()) or 0.0
 
     eventually(lambda: staleness() > 0)
     for _ in range(5):
         before = staleness()
-        bench.client.client_kill_filter(_id=membership.facts.connections[0])
+        bench.client.client_kill_filter(_id=membership.record.connections[0])
         eventually(lambda before=before: staleness() > before + 0.3, 5)
     membership.catch_up()
     assert not membership.outages, "no other connection is distrusted"
@@ -131,34 +133,34 @@ def test_a_server_that_comes_back_from_an_older_snapshot_gets_the_whole_record(
     bench, membership = Bench(server.client()), make(server.url(), heartbeat_interval=0.1)
     membership.join(1, {"mail": 0})
     server.client().save()
-    monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
+    monkeypatch.setattr(membership.executor, "pids", lambda: [(7, "start")])
     membership.stopping = True
     membership.blocking.add(4711)
     membership.join(1, {"mail": 0, "slow": 0})
 
     def is_whole() -> bool:
-        facts = bench.facts(membership)
-        told = facts.state, facts.pool, 4711 in facts.connections, {*facts.lists}
+        record = bench.record(membership)
+        told = record.state, record.pool, 4711 in record.connections, {*record.lists}
         return told == ("stopping", ((7, "start"),), True, {"mail", "slow"})
 
     eventually(is_whole, 5)
     run, [row] = run_id(server.client()), bench.registry.owners()
     server.kill()
     server.restart()
-    eventually(lambda: bench.facts(membership).run_id not in ("", run), 10)
+    eventually(lambda: bench.record(membership).run_id not in ("", run), 10)
     assert is_whole()
     assert [*bench.registry.owners()] == [row]
     assert Driver.of(membership).is_reconcile_due, "its jobs are reconciled"
-    assert caplog.text.count("has restarted, or another took its place") == 1
+    assert caplog.text.count("Redis restarted, or another server took its place") == 1
 
 
 def test_what_changes_is_told_with_the_next_heartbeat(membership, bench, monkeypatch):
-    monkeypatch.setattr(membership.runner, "pids", lambda: [(7, "start")])
+    monkeypatch.setattr(membership.executor, "pids", lambda: [(7, "start")])
     membership.stopping = True
 
     def told() -> bool:
-        facts = bench.facts(membership)
-        return (facts.pool, facts.state) == (((7, "start"),), "stopping")
+        record = bench.record(membership)
+        return (record.pool, record.state) == (((7, "start"),), "stopping")
 
     eventually(told, 5)
 
@@ -167,7 +169,7 @@ def test_that_it_stops_is_told_before_a_heartbeat_is_due(make, bench):
     membership = make(heartbeat_interval=600, owner_ttl=6000)
     membership.join(1, {"mail": 0})
     membership.stopping = True
-    eventually(lambda: bench.facts(membership).state == "stopping", 5)
+    eventually(lambda: bench.record(membership).state == "stopping", 5)
 
 
 def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, make, caplog):
@@ -179,12 +181,12 @@ def test_the_heart_survives_an_outage_and_says_so_once(fresh_server, make, caplo
     owner, before = membership.name, bench.score(membership)
     server.kill()
     eventually(lambda: "failed" in caplog.text, 10)
-    assert membership.silence.silent_for("anybody", 1, 0.0) is None, "what it saw is void"
+    assert membership.staleness.staleness_of("anybody", 1, 0.0) is None, "what it saw is void"
     server.restart()
     eventually(lambda: bench.score(membership) > before, 10)
     assert membership.name == owner
-    eventually(lambda: "is heard again" in caplog.text, 5)
-    assert caplog.text.count("Heartbeat of owner") == 2
+    eventually(lambda: "Heartbeat restored" in caplog.text, 5)
+    assert caplog.text.count("Heartbeat") == 2
 
 
 def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(fresh_server, make, caplog):
@@ -196,5 +198,5 @@ def test_a_heart_that_could_not_connect_where_it_moved_goes_there_later(fresh_se
     membership.heartbeat_session.move({"host": "127.0.0.1", "port": there.port})
     eventually(lambda: "failed" in caplog.text, 10)
     there.restart()
-    eventually(lambda: "is heard again" in caplog.text, 10)
+    eventually(lambda: "Heartbeat restored" in caplog.text, 10)
     assert set(Bench(there.client()).registry.owners()) == {membership.name}

@@ -5,13 +5,15 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.redis.pipeline import IDLE_S
 from support.driver import ACKS_PER_SCRIPT
 from support.servers.commands import calls
 from support.servers.faults import another_type
@@ -20,7 +22,7 @@ from support.workers.bench import Bench, lost_job, payload, settling
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
+def owner(bench: Bench) -> OwnerRecord:
     return bench.owner(lists=["mail", "slow"])
 
 
@@ -61,11 +63,11 @@ def test_two_equal_payloads_are_two_jobs(bench, owner):
 def test_counters_go_with_the_ack_of_their_own_job_and_no_other(bench, owner, lost, caplog, taken):
     """The other, which has none, is acked first. A job that was taken away keeps its own, and is
     announced."""
-    counters = bench.keys.recoveries(digest(payload("counted")))
+    counters = bench.keys.history(digest(payload("counted")))
     bench.client.hset(counters, "recoveries", 1)
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.set(bench.keys.has_history, 1)
     plain, counted = bench.take(owner, payload("plain"), payload("counted"))
-    assert (plain.counters, counted.probation) == (None, 0)
+    assert (plain.counters, counted.solo_runs) == (None, 0)
     assert counted.counters.recoveries == 1
     gone = {"plain": plain, "counted": counted}[taken].job
     bench.client.hdel(bench.keys.private(owner.owner), gone.claim_id, WAITS + gone.claim_id)
@@ -168,7 +170,7 @@ def test_a_broken_queue_keeps_its_own_jobs_and_holds_up_no_other(bench, owner, c
     bench.driver.requeue([stuck.job])
     assert bench.private(owner, "slow") == [payload("stuck")]
     bench.driver.flush()
-    assert caplog.text.count("1 jobs could not be given back") == 1, "it is not asked again at once"
+    assert caplog.text.count("Requeue failed (jobs=1)") == 1, "it is not asked again at once"
 
     bench.driver.finish(other)
     [claimed] = bench.take(owner, payload("new"))
@@ -244,7 +246,7 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
             with broken, pytest.raises(redis.ResponseError, match="WRONGTYPE"):
                 held.unrecord(claimed.job)
             held.requeue([claimed.job])
-            bench.run(held.lists.claim(owner, ["mail"], 1, 1))
+            bench.run(held.lists.claim_call(owner, ["mail"], 1, 1, [], 0))
             assert held.reconcile(owner, {"mail": 0}) == 1, "nobody has heard of this claim"
             bench.client.delete("mail")
             del claimed
@@ -254,13 +256,28 @@ def test_jobs_that_went_back_leave_no_payload_behind(bench):
         tracemalloc.stop()
 
 
+def test_a_connection_that_rests_is_given_back(url):
+    own = redis.Redis.from_url(url)
+    bench, began = Bench(own), monotonic()
+    bench.take(bench.owner(), payload(1))
+    bench.driver.rest()
+    assert own.connection_pool._in_use_connections or monotonic() > began + IDLE_S
+
+    def is_given_back() -> bool:
+        bench.driver.rest()
+        return not own.connection_pool._in_use_connections
+
+    eventually(is_given_back, IDLE_S + 10)
+    own.close()
+
+
 def test_thousands_of_jobs_that_end_at_once_are_acked_some_in_a_command(bench, owner, lost):
     """A pool of greenlets may end as many in one tick; the counters go with their own job."""
     number = 2 * ACKS_PER_SCRIPT + 7
     jobs = bench.give(owner.owner, "mail", [payload(n) for n in range(number)])
     marked = jobs[:: ACKS_PER_SCRIPT // 2]
     for job in marked:
-        bench.client.hset(bench.keys.recoveries(digest(job.payload)), "strikes", 1)
+        bench.client.hset(bench.keys.history(digest(job.payload)), "strikes", 1)
     for job in jobs:
         bench.driver.hold(job)
         bench.driver.finish(Claimed(job, Counters(strikes=1) if job in marked else None))
@@ -269,5 +286,5 @@ def test_thousands_of_jobs_that_end_at_once_are_acked_some_in_a_command(bench, o
     assert calls(bench.client, "evalsha") - before[0] == 1
     assert calls(bench.client, "hdel") - before[1] == 3 + len(marked), "those of the script, too"
     assert bench.held(owner) == []
-    assert not bench.client.keys(bench.keys.recoveries("*"))
+    assert not bench.client.keys(bench.keys.history("*"))
     assert lost == []

@@ -80,13 +80,13 @@ def test_where_a_key_is_something_else_the_other_lists_are_served(bench, owner):
 
 @pytest.mark.parametrize("landed", [[LARGE], [ONE, LARGE], [LARGE, OTHER], [LARGE, LARGE]])
 def test_a_claim_does_not_send_again_what_a_read_has_brought(bench, owner, landed):
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.set(bench.keys.has_history, 1)
     bench.land(owner, "mail", *landed)
     brought = {"mail": LARGE}
-    call = bench.lists.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
+    call = bench.lists.claim_call(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
     reply = bench.run(call)
     assert reply[1][1::3] == [1 if raw == LARGE else raw for raw in landed]
-    claims = bench.lists.claims(call, ["mail"], reply, brought)
+    claims = bench.lists.read_claims(call, ["mail"], reply, brought)
     jobs = [claimed.job for claimed in claims.jobs]
     assert [job.payload for job in jobs] == landed
     assert bench.held(owner) == jobs[::-1], "the server has them, whole"
@@ -114,9 +114,9 @@ def test_the_control_by_its_length_alone_another_job_would_be_run(bench, owner):
     assert len(OTHER) == len(LARGE)
     bench.land(owner, "mail", OTHER)
     brought = {"mail": LARGE}
-    call = bench.lists.claim(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
+    call = bench.lists.claim_call(owner.owner, ["mail"], 5, 0, ["mail"], 0, brought)
     call = call._replace(args=[*call.args[:-1], LARGE[-2:]])
-    [claimed] = bench.lists.claims(call, ["mail"], bench.run(call), brought).jobs
+    [claimed] = bench.lists.read_claims(call, ["mail"], bench.run(call), brought).jobs
     assert claimed.job.payload == LARGE
     assert [job.payload for job in bench.held(owner)] == [OTHER]
 
@@ -144,16 +144,16 @@ def test_a_large_one_that_landed_for_a_reaped_owner_is_not_claimed(member, bench
 def test_it_is_put_back_in_front_and_uncounted(bench, owner):
     bench.push("mail", FOUR)
     bench.land(owner, "mail", ONE, TWO, THREE)
-    assert bench.lists.unland(owner.owner, MAIL) == 3
+    assert bench.lists.return_landed(owner.owner, MAIL) == 3
     assert bench.queue() == [ONE, TWO, THREE, FOUR]
     assert bench.counters(ONE) == Counters()
     assert bench.stat("requeued") == 0
-    assert bench.lists.unland(owner.owner, MAIL) == 0, "a repetition finds nothing"
+    assert bench.lists.return_landed(owner.owner, MAIL) == 0, "a repetition finds nothing"
 
 
 def test_a_queue_that_expires_goes_on_expiring(bench, owner):
     bench.land(owner, "mail", ONE)
-    bench.lists.unland(owner.owner, {"mail": 60_000})
+    bench.lists.return_landed(owner.owner, {"mail": 60_000})
     assert 0 < bench.client.pttl("mail") <= 60_000
 
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_put_back_stays_and_holds_up_no_other(bench, owner, is_qu
         bench.land(owner, "mail", ONE)
     bench.client.set("mail" if is_queue else landing, "something else")
     bench.land(owner, "slow", TWO)
-    assert bench.lists.unland(owner.owner, {"mail": 0, "slow": 0}) == 1
+    assert bench.lists.return_landed(owner.owner, {"mail": 0, "slow": 0}) == 1
     assert bench.queue("slow") == [TWO]
     if is_queue:
         assert bench.landed(owner) == [ONE]
@@ -177,7 +177,7 @@ def test_a_doubt_puts_it_back_behind_what_was_claimed_before(bench, owner, lost)
     """Whoever looks for lost replies has closed the reads whose replies spoke of it."""
     [kept] = bench.take(owner, payload("kept"))
     bench.push("mail", ONE, TWO)
-    bench.run(bench.lists.claim(owner.owner, ["mail"], 2, 1))
+    bench.run(bench.lists.claim_call(owner.owner, ["mail"], 2, 1, [], 0))
     bench.land(owner, "mail", THREE)
     bench.push("mail", FOUR)
     assert bench.driver.reconcile(owner.owner, MAIL) == 3
@@ -189,10 +189,10 @@ def test_a_doubt_puts_it_back_behind_what_was_claimed_before(bench, owner, lost)
 def test_what_landed_for_a_forgotten_owner_goes_back(member, bench):
     old, raws = member.name, [ONE, TWO]
     bench.land(old, "mail", *raws)
-    bench.client.delete(bench.keys.owners, bench.keys.facts(old))
+    bench.client.delete(bench.keys.owners, bench.keys.owner_record(old))
     assert not member.claim(["mail"], 2, 1, ["mail"]).leases, "it is another's by then"
     assert member.name != old
-    member.unland(old, ["mail"])
+    member.return_landed(old, ["mail"])
     assert (bench.queue(), bench.landed(old)) == (raws, []), "in the old order"
     assert bench.stat("ownership_lost") == 0
 
@@ -203,7 +203,7 @@ def test_what_landed_for_a_reaped_owner_is_recovered_and_not_put_back_twice(memb
     assert bench.mark(member, "silent")
     bench.reaper().reap()
     assert (bench.queue(), bench.landed(old)) == ([ONE], [])
-    member.unland(old, ["mail"])
+    member.return_landed(old, ["mail"])
     assert bench.queue() == [ONE]
     assert bench.counters(ONE) == Counters(), "nobody has seen it"
 
@@ -215,8 +215,8 @@ def test_while_the_server_is_away_putting_back_waits(fresh_server, make):
     member.join(1, MAIL)
     bench.land(member.name, "mail", ONE)
     server.kill()
-    member.unland(member.name, ["mail"])
-    assert member.overdue
+    member.return_landed(member.name, ["mail"])
+    assert member.deferred_calls
     with pytest.raises(redis.ConnectionError):
         member.catch_up()
     server.restart()
@@ -229,9 +229,9 @@ def test_putting_back_that_is_interrupted_is_done_again(make, proxy, bench, is_d
     member = make(proxy.url())
     member.join(1, MAIL)
     bench.land(member.name, "mail", ONE)
-    put_back = partial(member.unland, member.name, ["mail"])
+    put_back = partial(member.return_landed, member.name, ["mail"])
     if is_deferred:
-        member.overdue.append(put_back)
+        member.deferred_calls.append(put_back)
     proxy.stall()
     with interrupted():
         member.catch_up() if is_deferred else put_back()

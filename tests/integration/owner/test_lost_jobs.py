@@ -12,19 +12,21 @@ from time import time
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from support.driver import LOST_JOBS_LOGGED_MAX
 from support.servers.faulty import Fault
 from support.workers.bench import Bench, payload
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
+def owner(bench: Bench) -> OwnerRecord:
     return bench.owner(lists=["mail"])
 
 
-def requeue_missing(bench: Bench, owner: Facts, count: int = 1, *, has_run: bool = False) -> None:
+def requeue_missing(
+    bench: Bench, owner: OwnerRecord, count: int = 1, *, has_run: bool = False
+) -> None:
     """Requeue jobs whose private list is gone."""
     claims = bench.take(owner, *(payload(number) for number in range(count)))
     if has_run:
@@ -115,7 +117,7 @@ def test_a_job_that_a_peer_recovered_is_not_lost(bench, owner, caplog):
     requeue_missing(bench, owner)
     bench.mark(owner)
     bench.driver.examine_missing()
-    assert "a peer recovered the job" in caplog.text
+    assert "another worker recovered the job" in caplog.text
     assert " is lost (" not in caplog.text
     assert bench.stat("lost") == 0
 
@@ -124,7 +126,7 @@ def test_a_job_that_is_in_the_dead_set_is_not_lost(bench, owner, caplog):
     requeue_missing(bench, owner)
     bench.client.hset(bench.keys.dead_jobs, digest(payload(0)), "{}")
     bench.driver.examine_missing()
-    assert "it is in the dead set" in caplog.text
+    assert "it was moved to the dead set" in caplog.text
     assert bench.stat("lost") == 0
 
 

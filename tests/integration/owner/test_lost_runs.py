@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.strikes import (
     DEATHS_ALONGSIDE,
     Blame,
@@ -58,18 +58,22 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owne
     assert bench.queue() == bench.private(owner) == []
     assert len(bench.driver) == 0
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert f"{claimed.job.title} was killed after 1 strike and 1 recovery" in said
+    assert f"{claimed.job.title} moved to the dead set after 1 strike and 1 recovery" in said
     assert f" superfetch dead show {dead.id}` says why" in said, "a command that can be copied"
 
 
 def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog):
     """E7. Strikes 1 and 2 of a lost child were nameless."""
-    for strike, then in ((1, "dead-lettered at strike 3"), (2, "dead-lettered at strike 3")):
+    for strike, then in (
+        (1, "moved to the dead set at strike 3"),
+        (2, "moved to the dead set at strike 3"),
+    ):
         [claimed] = bench.take(owner, payload(1))
         with caplog.at_level("WARNING"):
             lose(claimed.job)
         said = caplog.messages[-1]
-        assert said.startswith(f"Job shop.note[1]: strike {strike} of 3; ")
+        assert said.startswith("Job shop.note[1] recovered (queue=mail, owner=")
+        assert f"; strike {strike} of 3: " in said
         assert then in said
         assert "pool child lost" in said
         bench.client.delete("mail")
@@ -124,7 +128,7 @@ def test_a_decision_is_taken_anew_when_somebody_else_counted(bench, owner, lose)
     def meddle(recovery: Recovery, **_: object) -> None:
         asked.append(recovery.recoveries)
         if len(asked) < 3:
-            bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
+            bench.client.hincrby(bench.keys.history(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
     lose(claimed.job, sender)
@@ -138,7 +142,7 @@ def test_without_end_of_counting_the_job_is_safe_on_its_queue(bench, owner, lose
     [claimed] = bench.take(owner, payload(1))
 
     def meddle(recovery: Recovery, **_: object) -> None:
-        bench.client.hincrby(bench.keys.recoveries(recovery.digest), "recoveries", 1)
+        bench.client.hincrby(bench.keys.history(recovery.digest), "recoveries", 1)
 
     job_recovering.connect(meddle, sender=sender)
     assert lose(claimed.job, sender) is None
@@ -163,7 +167,7 @@ def test_a_start_record_that_arrives_after_the_recovery_leaves_nothing(bench, ow
     assert bench.recorded(owner) == [digest(payload(1))]
 
 
-def spared(bench: Bench, owner: Facts, lose: Lose, stopping: bool = False) -> Job:
+def spared(bench: Bench, owner: OwnerRecord, lose: Lose, stopping: bool = False) -> Job:
     """A claimed job with three strikes, and perhaps a recovery for which it has none."""
     bench.push("mail", payload(1))
     for last in (False, False, False, *[True] * stopping):
@@ -213,8 +217,8 @@ def test_who_comes_back_after_too_many_deaths_alongside_others_is_killed(bench, 
     )
     counters = {"strikes": 2, "recoveries": deaths, "alongside": deaths}
     fields = {**counters, "deaths": deaths, "history": json.dumps(history)}
-    bench.client.hset(bench.keys.recoveries(digest(payload(1))), mapping=fields)
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(bench.keys.history(digest(payload(1))), mapping=fields)
+    bench.client.set(bench.keys.has_history, 1)
     job_recovering.connect(lambda recovery, **_: decide(recovery), sender=sender, weak=False)
     [claimed] = bench.take(owner, payload(1))
     dead = bench.driver.kill_if_over_limit(claimed.job, sender, Limits.of(bench.config))
@@ -237,7 +241,7 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(bench, o
 @pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)
 def test_what_is_no_message_is_quarantined(bench, owner, raw):
     [claimed] = bench.take(owner, raw)
-    bench.driver.quarantine(claimed.job)
+    bench.driver.kill_unparseable(claimed.job)
     [job] = bench.dead_set.find()
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)
     assert not job.parsed
@@ -247,7 +251,7 @@ def test_what_is_no_message_is_quarantined(bench, owner, raw):
 
 def test_a_job_whose_history_changes_at_each_try_to_kill_it_is_requeued(bench, owner, client):
     """It was without a consumer until its process ended."""
-    key = bench.keys.recoveries(digest(payload(1)))
+    key = bench.keys.history(digest(payload(1)))
 
     class Changing(Executor):
         @staticmethod

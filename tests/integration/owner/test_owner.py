@@ -39,10 +39,10 @@ def test_joining_registers_process_and_lists_before_the_first_claim(make, bench)
     membership.join(1, {"mail": 0, "slow": 60000})
     assert membership.name
     assert abs(bench.database.server_time() - bench.score(membership)) < 5000
-    facts = bench.facts(membership)
-    assert facts.lists == {"mail": 0, "slow": 60000}
-    assert facts.process == membership.facts.process
-    assert facts.app == "shop"
+    record = bench.record(membership)
+    assert record.lists == {"mail": 0, "slow": 60000}
+    assert record.process == membership.record.process
+    assert record.app == "shop"
     assert hearts(membership) == 1
 
 
@@ -50,19 +50,19 @@ def test_a_queue_that_is_added_is_registered_before_its_first_claim(member, benc
     owner = member.name
     member.join(1, {"mail": 0, "more": 0})
     assert member.name == owner
-    assert set(bench.facts(owner).lists) == {"mail", "more"}
+    assert set(bench.record(owner).lists) == {"mail", "more"}
     assert hearts(member) == 1, "still one"
 
 
 def test_lists_that_nobody_claims_from_any_more_are_forgotten(member, bench):
-    """C10. A thousand queues, one after the other, left facts of 100 kB for good."""
+    """C10. A thousand queues, one after the other, left a record of 100 kB for good."""
     member.join(2, {"also": 0})
     for number in range(3 * MANY_UNUSED):
         member.join(1, {"mail": 0, f"reply-{number}": 1000})
         if number == 7:
             bench.push("reply-7", payload(7))
             [claimed] = member.claim(["reply-7"], 1, 1).leases
-    known = bench.facts(member).lists
+    known = bench.record(member).lists
     assert len(known) <= MANY_UNUSED + 4
     assert {"mail", "also", "reply-7", f"reply-{number}"} <= known.keys()
     assert len(Driver.of(member).expires_ms_by_list) <= MANY_UNUSED + 4
@@ -79,16 +79,16 @@ def test_while_it_is_not_known_what_is_in_a_list_it_stays_registered(member, ben
     def join(first: int) -> set[str]:
         for number in range(first, first + MANY_UNUSED + 2):
             member.join(1, {f"reply-{number}": 0})
-        return set(bench.facts(member).lists)
+        return set(bench.record(member).lists)
 
     assert "reply-7" in join(0), "it is not empty"
     bench.client.delete(bench.keys.private(member.name))
     Driver.of(member).needs_reconcile = True
     assert "reply-7" in join(200)
-    Driver.of(member).reconcile(member.name, member.facts.lists)
+    Driver.of(member).reconcile(member.name, member.record.lists)
     assert "reply-7" in join(400), "it looks again"
     Driver.of(member).make_second_check_due()
-    Driver.of(member).reconcile(member.name, member.facts.lists)
+    Driver.of(member).reconcile(member.name, member.record.lists)
     assert "reply-7" not in join(600)
 
 
@@ -96,10 +96,10 @@ def test_a_reply_that_is_lost_when_a_second_check_is_due_has_one_of_its_own(memb
     driver = Driver.of(member)
     for _ in range(2):
         driver.needs_reconcile = True
-        driver.reconcile(member.name, member.facts.lists)
+        driver.reconcile(member.name, member.record.lists)
         assert driver.awaits_second_check
         driver.make_second_check_due()
-    driver.reconcile(member.name, member.facts.lists)
+    driver.reconcile(member.name, member.record.lists)
     assert not driver.awaits_second_check
 
 
@@ -127,10 +127,11 @@ def test_an_emptied_database_makes_it_a_new_owner(member, bench):
     [claimed] = member.claim(["mail"], 1, 1).leases
     assert claimed.job.owner == member.name != old
     assert set(bench.registry.owners()) == {member.name}
-    assert set(bench.facts(member).lists) == {"mail"}
+    assert set(bench.record(member).lists) == {"mail"}
 
 
 def test_a_reaped_process_goes_on_as_a_new_owner(member, bench, caplog):
+    caplog.set_level("INFO")
     old = member.name
     bench.push("mail", payload(1))
     [thawed] = member.claim(["mail"], 1, 1).leases
@@ -193,18 +194,21 @@ def test_at_its_end_a_process_gives_back_what_it_holds(member, bench):
     assert bench.private(member.name) == []
 
 
-def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(member, bench):
+def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(
+    member, bench, caplog
+):
     """Else nobody would be to blame."""
     bench.push("mail", payload(1), payload(2))
     running, idle = member.claim(["mail"], 2, 1).leases
     assert Driver.of(member).start(running.job)
     member.stopping = member.failing = True
     member.heartbeat()
-    assert bench.facts(member).state == "running"
+    assert bench.record(member).state == "running"
     member.leave_for_good()
     assert bench.queue() == [idle.job.payload]
     assert bench.private(member.name) == [running.job.payload]
     assert set(bench.registry.owners()) == {member.name}
+    assert "stays registered" not in caplog.text, "it has not tried to leave"
     Driver.of(member).finish(running)
     member.leave_for_good()
     assert bench.registry.owners() == {}
@@ -232,7 +236,7 @@ def test_one_who_left_can_come_back_as_a_new_owner(member, bench):
     member.join(2, {"mail": 0})
     assert member.name not in {"", old}
     assert set(bench.registry.owners()) == {member.name}
-    assert bench.facts(member).state == "running"
+    assert bench.record(member).state == "running"
 
 
 def test_a_heartbeat_under_way_does_not_bring_back_one_who_left(make, bench):

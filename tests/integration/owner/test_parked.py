@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, digest
-from celery_superfetch.store.parked import BATCH, Parked
+from celery_superfetch.model.owner_record import OwnerRecord
+from celery_superfetch.store.parked_jobs import EARLY_MS, PARKED_PER_SCRIPT, ParkedJobs
 from support.driver import PARK_MIN_S
 from support.servers.commands import calls
 from support.waiting import eventually
@@ -18,7 +19,7 @@ from support.workers.bench import Bench, payload
 HOUR = 3_600_000.0  # ms
 
 
-def claim(bench: Bench, owner: Facts, *names: object) -> list[Claimed]:
+def claim(bench: Bench, owner: OwnerRecord, *names: object) -> list[Claimed]:
     now = bench.database.server_time()
     bench.driver.server_time_is(now)
     return bench.take(owner, *(payload(name) for name in names))
@@ -105,8 +106,8 @@ def test_a_park_whose_reply_was_lost_is_sent_again_and_parks_once(bench, owner):
 
 def test_a_run_that_ends_in_a_park_keeps_its_strikes_and_counts_a_requeue(bench, owner):
     """Its steps note is there for the next run, and the fencing token grows."""
-    history = bench.keys.recoveries(digest(payload(1)))
-    bench.client.set(bench.keys.recovered, 1)
+    history = bench.keys.history(digest(payload(1)))
+    bench.client.set(bench.keys.has_history, 1)
     bench.client.hset(history, mapping={"strikes": 2, "recoveries": 2})
     [one] = claim(bench, owner, 1)
     bench.driver.deliver(one.job)
@@ -143,18 +144,55 @@ def test_a_job_that_cannot_run_now_is_refused_a_park_and_waits_for_its_requeue(b
     bench.driver.flush()
     assert (bench.queue(), bench.private(owner)) == ([], [payload(1)])
     assert not bench.driver.has_unsent, "not in each tick"
+    bench.push("mail", payload("waits"))
     bench.driver.retry_requeues_now()
     bench.driver.flush()
-    assert (bench.queue(), bench.private(owner)) == ([payload(1)], [])
+    assert (bench.queue(), bench.private(owner)) == ([payload("waits"), payload(1)], [])
+
+
+def test_a_job_that_cannot_run_now_waits_for_as_long_as_it_is_said(bench, owner):
+    [one] = claim(bench, owner, 1)
+    bench.driver.postpone(one.job, 3600)
+    before = bench.database.server_time()
+    bench.driver.flush()
+    after = bench.database.server_time()
+    [(_, due)] = bench.client.zrange(bench.keys.parked_of("mail"), 0, -1, withscores=True)
+    assert before <= due - EARLY_MS - HOUR <= after + 1
+
+
+def questions(bench: Bench) -> int:
+    """How often the server was asked for parked jobs that are due."""
+    return calls(bench.client, "evalsha", "eval")
+
+
+@pytest.mark.parametrize("how", ["park", "postpone"])
+def test_a_worker_asks_for_what_it_has_parked_when_that_is_due(bench, owner, how):
+    began = monotonic()
+    later, soon = claim(bench, owner, "later", "soon")
+    if how == "park":
+        park(bench, later)
+    else:
+        bench.driver.postpone(later.job, 3600)
+        bench.driver.flush()
+    before = questions(bench)
+    bench.driver.release_due()
+    assert questions(bench) == before or monotonic() > began + PARK_MIN_S
+    bench.driver.postpone(soon.job, 0)
+    bench.driver.flush()
+    parked_at = bench.database.server_time()
+    eventually(lambda: bench.database.server_time() > parked_at + 1)
+    bench.driver.release_due()
+    assert bench.queue() == [payload("soon")]
+    assert parked(bench) == [payload("later")]
 
 
 def test_they_go_to_the_front_in_the_order_of_their_time(bench, owner):
-    jobs = claim(bench, owner, *range(BATCH + 50))
+    jobs = claim(bench, owner, *range(PARKED_PER_SCRIPT + 50))
     jobs += bench.driver.claim(owner.owner, ["mail"], 100, 1, []).jobs
     park(bench, *jobs)
     bench.push("mail", payload("waits"))
-    assert due(bench) == BATCH + 50
-    assert bench.queue() == [*(payload(n) for n in range(BATCH + 50)), payload("waits")]
+    assert due(bench) == PARKED_PER_SCRIPT + 50
+    assert bench.queue() == [*(payload(n) for n in range(PARKED_PER_SCRIPT + 50)), payload("waits")]
 
 
 def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
@@ -190,8 +228,8 @@ def test_of_a_hundred_who_look_at_once_each_job_goes_to_one(bench, url):
 
 def test_a_suspect_goes_back_on_probation(bench, owner):
     suspect, other = claim(bench, owner, 1, 2)
-    bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(bench.keys.history(digest(payload(1))), "solo_runs", 1)
+    bench.client.set(bench.keys.has_history, 1)
     bench.client.lpush(bench.keys.probation("mail"), payload(3))
     park(bench, suspect, other)
     assert due(bench) == 2
@@ -210,8 +248,8 @@ def test_a_queue_that_expires_goes_on_expiring(bench, owner):
 
 
 def test_a_suspect_that_is_due_leaves_its_queue_as_it_was(bench, owner):
-    bench.client.hset(bench.keys.recoveries(digest(payload(1))), "probation", 1)
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(bench.keys.history(digest(payload(1))), "solo_runs", 1)
+    bench.client.set(bench.keys.has_history, 1)
     park(bench, *claim(bench, owner, 1))
     bench.push("mail", payload(2))
     assert bench.parked.release({"mail": 60_000}, HOUR + 60_000).jobs == 1
@@ -249,28 +287,41 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
 ):
     bench.client.set(bench.keys.parked_of("mail"), "something else")
     [claimed] = claim(bench, owner, 1)
+    bench.push("mail", payload("waits"))
     park(bench, claimed)
-    assert "1 jobs that are due later could not be parked: WRONGTYPE" in caplog.text
-    assert "They go back to queue list mail and" in caplog.text
-    assert bench.queue() == [payload(1)]
+    assert "Jobs could not be scheduled for later (jobs=1, queue=mail): WRONGTYPE" in caplog.text
+    assert "They are requeued, and wait in a worker's memory until" in caplog.text
+    assert bench.queue() == [payload(1), payload("waits")]
     assert not bench.driver.needs_reconcile, "it is known which job that was"
-    [again] = claim(bench, owner)
+    again, _ = claim(bench, owner)
     assert not bench.driver.park(again.job, 1e15), "it waits in memory, as in stock"
 
 
 def test_the_revoked_come_at_once(bench, owner):
     names = ["one", 'a"b\n*[x]', "one more"]
     park(bench, *claim(bench, owner, *names))
-    assert bench.parked.call(names[:2]) == 2
+    assert bench.parked.make_due(names[:2]) == 2
     assert bench.parked.release({}).jobs == 2
     assert sorted(bench.queue()) == sorted(payload(name) for name in names[:2])
     assert parked(bench) == [payload("one more")]
 
 
+def test_a_worker_that_recalls_revoked_jobs_asks_for_them_next(bench, owner):
+    """And then no more, before the next one is due."""
+    park(bench, *claim(bench, owner, "revoked", "other"))
+    assert bench.driver.recall(["revoked", "nobody's"]) == 1
+    began = monotonic()
+    bench.driver.release_due()
+    assert bench.queue() == [payload("revoked")]
+    before = questions(bench)
+    bench.driver.release_due()
+    assert questions(bench) == before or monotonic() > began + PARK_MIN_S
+
+
 def test_what_is_no_message_is_nobodys_loss(bench):
     bench.client.zadd(bench.keys.parked_of("mail"), {b"junk": 1, b"\n": 2, b"a\nb\nc": 3})
     bench.client.zadd(bench.keys.parked, {"mail": 1, "gone": 1})
-    assert Parked(bench.database).release({}).jobs == 3
+    assert ParkedJobs(bench.database).release({}).jobs == 3
     assert bench.queue() == [b"junk", b"", b"b\nc"]
 
 
@@ -278,7 +329,7 @@ def test_many_are_revoked_by_one_look_at_all(bench, owner):
     names = [f"job-{number}" for number in range(90)]
     park(bench, *claim(bench, owner, *names))
     bench.client.config_resetstat()
-    assert bench.parked.call([*names[:40], "nobody's"]) == 40
+    assert bench.parked.make_due([*names[:40], "nobody's"]) == 40
     assert 0 < calls(bench.client, "zscan") <= 2, "and not one for each"
 
 
@@ -286,14 +337,14 @@ def test_a_suspect_with_an_end_of_its_solitude_waits_for_its_time_like_others(be
     raw = payload("suspect")
     bench.client.lpush(bench.keys.probation("mail"), raw)
     bench.client.sadd(bench.keys.on_probation, "mail")
-    bench.client.hset(bench.keys.recoveries(digest(raw)), "probation", 1)
-    bench.client.set(bench.keys.recovered, 1)
+    bench.client.hset(bench.keys.history(digest(raw)), "solo_runs", 1)
+    bench.client.set(bench.keys.has_history, 1)
     claimed = bench.driver.claim_suspect(owner.owner, "mail")
     assert claimed is not None
     assert bench.driver.solo == claimed.job
     bench.driver.server_time_is(bench.database.server_time())
     park(bench, claimed)
-    assert bench.driver.solo is None, "others may start"
+    assert bench.driver.solo is None, "other jobs may now start"
     assert bench.recorded(owner) == []
     assert due(bench) == 1
     assert bench.on_probation() == [raw]

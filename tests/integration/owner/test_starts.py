@@ -7,8 +7,8 @@ from time import monotonic
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Job, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from support.servers.commands import calls
 from support.servers.faults import kill_connections
 from support.waiting import eventually
@@ -21,7 +21,7 @@ def digests(*payloads: bytes) -> list[str]:
     return sorted(map(digest, payloads))
 
 
-def running(bench: Bench, owner: Facts) -> frozenset[str]:
+def running(bench: Bench, owner: OwnerRecord) -> frozenset[str]:
     """Claims that the server has as running."""
     return bench.lists.held(owner.owner).running
 
@@ -43,7 +43,9 @@ def test_nothing_starts_while_the_owner_is_not_heard(bench, owner):
 def test_nothing_of_a_former_self_starts(bench, owner):
     [one] = bench.take(owner, ONE)
     bench.driver.reserve(one.job)
+    assert not bench.driver.is_former(one.job)
     bench.driver.heartbeat_confirmed("somebody|1|new")
+    assert bench.driver.is_former(one.job)
     assert bench.hand_over(one) == 0
     bench.driver.learn(owner.owner)
     assert not bench.driver.may_start(one.job)
@@ -126,6 +128,17 @@ def test_a_job_that_was_acked_unrun_costs_no_question(bench, owner):
     assert bench.recorded(owner) == []
 
 
+def test_a_job_that_was_acked_while_it_was_delivered_is_acked_once(bench, owner, lost):
+    """A second ack would find nothing, as if the job had been taken from this owner."""
+    [one] = bench.take(owner, ONE, starts=1)
+    assert bench.hand_over(one)
+    bench.driver.finish(one)
+    bench.driver.post()
+    bench.driver.deliver(one.job)
+    bench.driver.flush()
+    assert (bench.private(owner), lost) == ([], [])
+
+
 # -- recorded when the pool gets it
 
 
@@ -179,14 +192,52 @@ def test_a_job_that_ended_meanwhile_is_only_settled(bench, owner):
     assert bench.recorded(owner) == []
 
 
+def test_a_job_with_which_the_pool_did_not_begin_does_not_count_as_running(bench, owner):
+    """Its note is put back once."""
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    assert bench.recorded(owner) == digests(ONE)
+    bench.driver.withdraw_start(one.job)
+    bench.driver.flush()
+    assert bench.recorded(owner) == []
+    before = calls(bench.client, "hset")
+    bench.driver.withdraw_start(one.job)
+    bench.driver.flush()
+    assert calls(bench.client, "hset") == before
+
+
+def test_a_job_that_is_started_again_before_its_note_is_put_back_stays_recorded(bench, owner):
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    bench.driver.withdraw_start(one.job)
+    before = calls(bench.client, "hdel", "hset")
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    assert calls(bench.client, "hdel", "hset") == before
+    assert bench.recorded(owner) == digests(ONE)
+
+
+def test_a_start_behind_a_note_whose_reply_is_unread_is_recorded(bench, owner):
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    bench.driver.withdraw_start(one.job)
+    bench.driver.post()
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    assert bench.recorded(owner) == digests(ONE)
+
+
 # -- a suspect, alone
 
 
 @pytest.fixture
-def suspect(bench: Bench, owner: Facts) -> Job:
+def suspect(bench: Bench, owner: OwnerRecord) -> Job:
     """A job on probation that its owner has claimed."""
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
-    bench.client.hset(bench.keys.recoveries(digest(payload("suspect"))), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(payload("suspect"))), "solo_runs", 1)
     claimed = bench.driver.claim_suspect(owner.owner, "mail")
     assert claimed is not None
     return claimed.job

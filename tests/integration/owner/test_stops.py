@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_superfetch.inspector import Inspector
-from celery_superfetch.model.job import Claimed
+from celery_superfetch.model.job import Claimed, digest
 from celery_superfetch.model.strikes import STOPS_NAMED, Decision, Limits, decide
 from celery_superfetch.signals import job_recovering
 from support.workers.bench import Bench, payload
@@ -49,6 +49,16 @@ def test_what_ran_is_counted_and_what_waited_is_not(bench, owner):
     bench.driver.finish(again)
     bench.driver.flush()
     assert bench.counters(JOB).stops == 0, "settled, it is forgotten"
+
+
+def test_a_run_that_is_being_ended_stays_recorded(bench, owner):
+    """It may not have ended yet: if its process dies by it, that is a strike."""
+    bench.push("mail", JOB)
+    claimed = run(bench, owner)
+    bench.driver.flush()
+    bench.driver.stop_run(claimed.job)
+    bench.driver.flush()
+    assert bench.recorded(owner) == [digest(JOB)]
 
 
 def test_from_its_third_stop_on_a_job_goes_to_the_back(bench, owner):
@@ -124,4 +134,4 @@ def test_before_its_last_stop_a_job_waits_for_a_solo_run(bench, owner):
     assert bench.queue() == bench.private(owner) == []
     assert bench.driver.suspect_lists == {"mail"}
     alone = bench.driver.claim_suspect(owner.owner, "mail")
-    assert (alone.counters.stops, alone.probation) == (1, 1)
+    assert (alone.counters.stops, alone.solo_runs) == (1, 1)

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from celery import Celery
 
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.worker.maintenance import LOOKS, Rounds
-from celery_superfetch.worker.steps import _first_pass
+from celery_superfetch.worker.bootsteps import _first_pass
+from celery_superfetch.worker.maintenance import PEERS_CHECKED, OwnerMaintenance
 from support.servers.work import noted
 from support.workers.bench import Bench, elsewhere, payload
 
@@ -40,8 +40,8 @@ def test_a_tombstone_costs_four_commands(own):
     with noted(own) as work:
         report = reaper.reap()
     assert (report.recovered, bench.queue(LISTS[11])) == (1, [payload("late")])
-    # Its facts, what is claimed, its lists, and whether something landed; and more for the one that
-    # has a job.
+    # Its record, what is claimed, its lists, and whether something landed; and more for the one
+    # that has a job.
     assert len(work.commands) <= 4 * len(owners) + 60, work.commands
 
 
@@ -55,24 +55,26 @@ def test_who_died_with_many_empty_lists_is_reaped_in_a_few_round_trips(own):
     assert len(scripts) <= len(LISTS) / 2, "no script for a list without a job"
 
 
-def rounds_of(mine: Facts, everybody: Collection[Facts]) -> tuple[Rounds, list[str]]:
-    """What one worker looks at, and whose facts it reads for that."""
-    known = {facts.owner: facts for facts in everybody}
+def rounds_of(
+    mine: OwnerRecord, everybody: Collection[OwnerRecord]
+) -> tuple[OwnerMaintenance, list[str]]:
+    """What one worker looks at, and whose records it reads for that."""
+    known = {record.owner: record for record in everybody}
     read: list[str] = []
 
-    def facts(names: Collection[str]) -> dict[str, Facts]:
+    def records(names: Collection[str]) -> dict[str, OwnerRecord]:
         read.extend(names)
         return {name: known[name] for name in names}
 
-    rounds = cast("Any", Rounds.__new__(Rounds))
+    rounds = cast("Any", OwnerMaintenance.__new__(OwnerMaintenance))
     others = tuple(name for name in known if name != mine.owner)
-    rounds.owner = SimpleNamespace(name=mine.owner, facts=mine, neighbours=others)
-    rounds.reaper = SimpleNamespace(registry=SimpleNamespace(facts=facts))
-    rounds._facts = {}
+    rounds.owner = SimpleNamespace(name=mine.owner, record=mine, host_peers=others)
+    rounds.reaper = SimpleNamespace(registry=SimpleNamespace(records=records))
+    rounds._records = {}
     return rounds, read
 
 
-def neighbours(bench: Bench, count: int, grounds: int) -> list[Facts]:
+def neighbours(bench: Bench, count: int, grounds: int) -> list[OwnerRecord]:
     """Owners under one host name, some of them in containers of their own."""
     here = ProcessImage.current()
     images = [
@@ -93,11 +95,11 @@ def test_each_worker_of_a_host_looks_at_a_few_and_every_death_is_seen(bench, gro
     for mine in everybody:
         monkeypatch.setattr(ProcessImage, "current", lambda mine=mine: mine.process)
         rounds, read = rounds_of(mine, everybody)
-        found = {facts.owner for facts in rounds._watched()}
-        assert len(found) == LOOKS
-        assert len(read) <= 2 * LOOKS * grounds + LOOKS
+        found = {record.owner for record in rounds._peers_checked()}
+        assert len(found) == PEERS_CHECKED
+        assert len(read) <= 2 * PEERS_CHECKED * grounds + PEERS_CHECKED
         read.clear()
-        assert {facts.owner for facts in rounds._watched()} == found
+        assert {record.owner for record in rounds._peers_checked()} == found
         assert read == [], "it knows their faces"
         watched[mine.owner] = found
     for number in range(100):
@@ -105,15 +107,15 @@ def test_each_worker_of_a_host_looks_at_a_few_and_every_death_is_seen(bench, gro
         some = [*everybody[first:], *everybody[:first]] if number % 2 else [*everybody]
         if not number % 2:
             chance.shuffle(some)
-        dead = {facts.owner for facts in some[: chance.randrange(1, 195)]}
-        for ground in {facts.process.pid_namespace for facts in everybody}:
+        dead = {record.owner for record in some[: chance.randrange(1, 195)]}
+        for ground in {record.process.pid_namespace for record in everybody}:
             there = {f.owner for f in everybody if f.process.pid_namespace == ground}
             if there & dead and there - dead:
                 assert any(watched[owner] & dead for owner in there - dead)
 
 
 def test_the_pass_at_a_workers_start_reads_of_its_own_host_alone(own):
-    """A thousand of them would read a million facts."""
+    """A thousand of them would read a million records."""
     bench = Bench(own)
     gone = bench.dead_owner([payload(1)])
     for number in range(50):

@@ -14,7 +14,7 @@ from celery.utils.dispatch import Signal
 
 from celery_superfetch.model.job import digest
 from celery_superfetch.model.process import ProcessImage
-from celery_superfetch.model.silence import Silence
+from celery_superfetch.model.staleness import StalenessTracker
 from celery_superfetch.model.strikes import Blame
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.drain import TITLES_MAX
@@ -95,7 +95,7 @@ def test_a_dry_run_judges_and_changes_nothing(bench, client):
     report = bench.reaper().reap(dry_run=True)
     assert report.dead == {owner.owner: Reason.PROCESS_GONE}
     assert report.recovered == 3
-    assert "would recover 3 jobs" in str(report)
+    assert "3 jobs would be recovered" in str(report)
     assert contents() == before
     assert bench.reaper().reap().recovered == 3, "the control"
 
@@ -116,12 +116,12 @@ def test_ones_own_pid_tells_at_once_and_anothers_once_it_is_not_heard(bench):
     """A4. A container comes back with its pids; after a step of a clock it only seems so."""
     before = bench.owner(replace(ProcessImage.current(), start_time="1"))
     parent = bench.owner(replace(image_of(os.getppid()), start_time="1"))
-    silence = Silence(longest_gap=60)
-    reaper = bench.reaper(silence=silence)
+    staleness = StalenessTracker(longest_gap=60)
+    reaper = bench.reaper(staleness=staleness)
     assert reaper.reap().dead == {before.owner: Reason.PROCESS_GONE}
     score, now = bench.score(parent), monotonic()
     for ago in (2 * parent.heartbeat_interval, 0):
-        silence.note({parent.owner: score}, now - ago)
+        staleness.observe({parent.owner: score}, now - ago)
     bench.registry.heartbeat(parent, 0, {})
     assert not reaper.reap().dead, "it was heard"
     bench.client.zadd(bench.keys.owners, {parent.owner: score})
@@ -218,11 +218,11 @@ def test_what_is_said_of_a_dead_owner_names_its_jobs(bench, caplog):
     bench.dead_owner()
     with caplog.at_level("WARNING"):
         bench.reaper().reap()
-    said = sorted(message.partition(" is dead: ")[2] for message in caplog.messages)
+    said = sorted(message.partition("): ")[2] for message in caplog.messages)
     gone = "its process is gone."
     none, many, two = said
-    assert none == f"{gone} 0 of its jobs were taken back."
-    assert two == f"{gone} 2 of its jobs were taken back: shop.note[job-1], shop.note[job-0]."
+    assert none == f"{gone} 0 jobs recovered."
+    assert two == f"{gone} 2 jobs recovered: shop.note[job-1], shop.note[job-0]."
     assert many.endswith(" and 3 more.")
     assert many.count("shop.note[many-") == TITLES_MAX
 
@@ -253,16 +253,16 @@ def test_the_digest_of_a_job_is_its_name_for_ever(bench):
         assert bench.reaper().reap().recovered == 1
     counters = bench.counters(raw)
     assert (counters.strikes, counters.recoveries, len(counters.history)) == (2, 2, 2)
-    assert bench.client.exists(bench.keys.recoveries(digest(raw)))
+    assert bench.client.exists(bench.keys.history(digest(raw)))
 
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_an_owner_of_another_schema_is_named_once(bench, caplog, alive):
     owner = bench.owner() if alive else bench.dead_owner(jobs(2))
-    bench.client.hset(bench.keys.facts(owner.owner), "schema", "1")
+    bench.client.hset(bench.keys.owner_record(owner.owner), "schema", "1")
     for _ in range(2):
         bench.reaper().reap()
-    said = [message for message in caplog.messages if "registered data of schema 1" in message]
+    said = [message for message in caplog.messages if "registered with data schema 1" in message]
     assert len(said) == 1
-    assert f"Owner {owner.owner} " in said[0]
+    assert f"(owner={owner.owner})" in said[0]
     assert len(bench.queue()) == (0 if alive else 2), "what can be read is recovered"

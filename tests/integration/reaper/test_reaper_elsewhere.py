@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.silence import Silence
+from celery_superfetch.model.owner_record import OwnerRecord
+from celery_superfetch.model.staleness import StalenessTracker
 from celery_superfetch.model.verdict import Reason
 from celery_superfetch.reaper.evidence import Onlooker
 from celery_superfetch.store.redis.clients import run_id
-from celery_superfetch.store.redis.connections import ours
+from celery_superfetch.store.redis.connections import with_client_defaults
 from support.waiting import eventually
 from support.workers.bench import Bench, elsewhere, payload
 
@@ -30,15 +30,17 @@ def quick(make_bench: Callable[..., Bench]) -> Bench:
 @pytest.fixture
 def line(url: str) -> Iterator[redis.Redis]:
     """A connection that belongs to an owner elsewhere."""
-    with redis.Redis.from_url(url, single_connection_client=True, **ours({})) as other:
+    with redis.Redis.from_url(
+        url, single_connection_client=True, **with_client_defaults({})
+    ) as other:
         yield other
 
 
-def remote(bench: Bench, line: redis.Redis | None = None, **facts: object) -> Facts:
+def remote(bench: Bench, line: redis.Redis | None = None, **record: object) -> OwnerRecord:
     """An owner of another machine with a job; connected if a line is given."""
     if line is not None:
-        facts = {"connections": (line.client_id(),), "run_id": run_id(bench.client), **facts}
-    owner = bench.owner(elsewhere(), **facts)
+        record = {"connections": (line.client_id(),), "run_id": run_id(bench.client), **record}
+    owner = bench.owner(elsewhere(), **record)
     bench.give(owner.owner, "mail", [payload(1)])
     return owner
 
@@ -50,11 +52,11 @@ class Passes:
     def __init__(self, bench: Bench) -> None:
         self.now = 0.0
         self.onlooker = Onlooker(bench.registry, clock=lambda: self.now)
-        self.reaper = bench.reaper(silence=self.onlooker.silence)
+        self.reaper = bench.reaper(staleness=self.onlooker.staleness)
 
     def __call__(self) -> dict[str, Reason]:
         self.now += HEARTBEAT / 4
-        self.onlooker.judge()
+        self.onlooker.judge_owners()
         return self.reaper.reap().dead
 
     def find_nobody(self, during: float) -> bool:
@@ -93,13 +95,13 @@ def test_connected_and_silent_for_its_ttl_is_dead(make_bench, line):
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "record",
     [{"run_id": ""}, {"run_id": "another run"}, {"connections": ()}],
     ids=["no run id", "another run of the server", "no ids"],
 )
-def test_where_connections_are_unusable_only_the_ttl_counts(quick, line, facts):
+def test_where_connections_are_unusable_only_the_ttl_counts(quick, line, record):
     dead = Passes(quick)
-    remote(quick, line, **facts)
+    remote(quick, line, **record)
     line.close()
     assert dead.find_nobody(10 * HEARTBEAT)
 
@@ -156,19 +158,19 @@ def test_by_the_watch_of_a_heart_the_same_holds(quick, line):
     """A worker's maintenance: silence is what its own heartbeats saw."""
     owner, mine = remote(quick, line), quick.owner()
     last, now = 0, 0.0
-    silence = Silence(10 * HEARTBEAT, clock=lambda: now)
-    reaper = quick.reaper(silence=silence)
+    staleness = StalenessTracker(10 * HEARTBEAT, clock=lambda: now)
+    reaper = quick.reaper(staleness=staleness)
 
     def beat() -> dict[str, Reason]:
         nonlocal last, now
         heartbeat = quick.registry.heartbeat(mine, last, {})
         last, now = heartbeat.now, now + HEARTBEAT
-        silence.note(heartbeat.quiet, now)
+        staleness.observe(heartbeat.quiet, now)
         return reaper.reap().dead
 
     assert not any(beat() for _ in range(5))
     line.close()
-    silence.interrupt()
+    staleness.interrupt()
     assert reaper.reap().dead == {}, "cut off itself, it knows nothing"
     assert eventually(beat, 10) == {owner.owner: Reason.DISCONNECTED}
 

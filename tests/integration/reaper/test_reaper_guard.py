@@ -35,11 +35,11 @@ def asked(sender: object, answer: Answer) -> list[Recovery]:
     return questions
 
 
-def die(bench: Bench, sender: object, *raws: bytes, **facts: Any) -> Any:
+def die(bench: Bench, sender: object, *raws: bytes, **record: Any) -> Any:
     """An owner that holds these jobs, and runs the first one only, dies, and a pass is made."""
     bench.client.delete("mail", bench.keys.probation("mail"))
     jobs = raws or (JOB,)
-    bench.dead_owner(jobs, running=jobs[:1], **facts)
+    bench.dead_owner(jobs, running=jobs[:1], **record)
     return bench.reaper(sender=sender).reap()
 
 
@@ -209,12 +209,12 @@ def test_what_kills_whoever_decodes_it_ends(make_bench, app, eta):
 
 
 @pytest.mark.parametrize(
-    ("raw", "facts"),
+    ("raw", "record"),
     [(JOB, {"app": "another"}), (payload(1, task="shop.unknown"), {})],
     ids=["of another app", "of a task this app does not have"],
 )
-def test_a_strangers_job_is_recovered_not_killed(bench, app, raw, facts):
-    assert all(die(bench, app, raw, **facts).recovered == 1 for _ in range(5))
+def test_a_strangers_job_is_recovered_not_killed(bench, app, raw, record):
+    assert all(die(bench, app, raw, **record).recovered == 1 for _ in range(5))
     assert len(bench.dead_set) == 0
 
 

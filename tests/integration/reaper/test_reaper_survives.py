@@ -37,7 +37,7 @@ def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(limit, benc
     [said] = caplog.messages
     assert "shop.note" in said
     assert repr(limit) in said
-    assert "strike_limit, 4" in said
+    assert "strike_limit=4" in said
 
 
 @pytest.mark.parametrize("limit", [None, 1, 10], ids=repr)
@@ -115,13 +115,13 @@ ODD_FACTS: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("facts", ODD_FACTS.values(), ids=ODD_FACTS)
+@pytest.mark.parametrize("record", ODD_FACTS.values(), ids=ODD_FACTS)
 @pytest.mark.parametrize("lives", [True, False])
-def test_an_owner_that_says_odd_things_holds_up_no_other(facts, bench, lives):
+def test_an_owner_that_says_odd_things_holds_up_no_other(record, bench, lives):
     odd, dead = bench.owner() if lives else bench.dead_owner(), bench.dead_owner([payload(1)])
-    key, reaper = bench.keys.facts(odd.owner), bench.reaper()
-    if facts:
-        bench.client.hset(key, mapping=facts)
+    key, reaper = bench.keys.owner_record(odd.owner), bench.reaper()
+    if record:
+        bench.client.hset(key, mapping=record)
     else:
         bench.client.delete(key)
         bench.client.set(key, "no hash")
@@ -200,11 +200,11 @@ def test_a_claim_by_a_name_that_is_none_of_ours_holds_up_no_other(bench):
 
 
 def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench):
-    """A10. A day later its facts had expired: nothing said in which list the job was."""
+    """A10. A day later its record had expired: nothing said in which list the job was."""
     owner = bench.dead_owner([payload(1)])
     bench.client.set("mail", "a text")
     assert bench.reaper().reap().errors
-    for key in bench.keys.facts(owner.owner), bench.keys.private(owner.owner):
+    for key in bench.keys.owner_record(owner.owner), bench.keys.private(owner.owner):
         if bench.client.ttl(key) >= 0:
             bench.client.delete(key)  # as the server does a day later
     bench.client.zadd(bench.keys.reaped, {owner.owner: 1})
@@ -214,8 +214,8 @@ def test_a_tombstone_is_not_forgotten_while_a_job_is_left(bench):
     assert bench.reaper().reap().recovered == 1
     assert bench.queue() == [payload(1)]
     assert bench.registry.tombstones() == {}
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
-    assert bench.facts(owner).state == "reaped", "for whoever thaws"
+    assert bench.client.ttl(bench.keys.owner_record(owner.owner)) > 0
+    assert bench.record(owner).state == "reaped", "for whoever thaws"
 
 
 def test_an_error_on_one_owner_does_not_end_the_pass(bench):

@@ -41,8 +41,8 @@ def test_an_ack_knows_whether_anything_of_it_was_there(bench, owner, gone, start
 def test_what_runs_no_longer_is_no_record_and_is_held(bench, owner):
     bench.push("mail", b"1", b"2")
     one, two = (claimed.job for claimed in bench.claim(owner, starts=2).jobs)
-    bench.run(bench.lists.clear_starts(owner.owner, []))
-    bench.run(bench.lists.clear_starts(owner.owner, [one.claim_id, "ff:mail"]))
+    bench.run(bench.lists.put_notes_back(owner.owner, []))
+    bench.run(bench.lists.put_notes_back(owner.owner, [one.claim_id, "ff:mail"]))
     assert bench.lists.held(owner.owner).running == {two.claim_id}
     assert bench.held(owner) == [two, one]
 
@@ -110,9 +110,9 @@ def test_claims_are_read_as_far_as_they_have_room(bench):
 
 def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(bench, owner, caplog):
     """Names by somebody's hand: what names a queue list is a job, and the others stay."""
-    odd = {"": b"0", "?": b"1", "no number:mail": b"2", b"\xff:mail": b"3"}
+    odd = {"": b"0", "?": b"1", "no number:mail": b"2", b"\xff:mail": b"3", "??": b"4"}
     [job] = bench.give(owner, "mail", [b"ours"])
     bench.client.hset(bench.keys.private(owner.owner), mapping=odd)
     claims = bench.lists.held(owner.owner).claims
     assert claims == [job.claim_id, "no number:mail"]
-    assert "3 fields that are no claims ('', '?', '\ufffd:mail')" in caplog.text
+    assert "fields=4): '', '?', '\ufffd:mail'. They stay there" in caplog.text, "three by name"

@@ -8,7 +8,7 @@ import pytest
 
 from celery_superfetch.model.strikes import Counters
 from celery_superfetch.store.dead_caps import JUNK_LIMIT
-from celery_superfetch.store.dead_set import BATCH
+from celery_superfetch.store.dead_set import DEAD_BATCH
 from support.workers.bench import Bench, payload, trimmed
 
 
@@ -40,7 +40,7 @@ def test_junk_has_a_cap_of_its_own(bench):
     bench.die_at(job, 1)  # the oldest of all
     for one in bench.give("h|1|n", "mail", [b"junk %d" % n for n in range(JUNK_LIMIT + 5)]):
         recovery = bench.recovery(one, Counters())
-        assert bench.run(bench.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
+        assert bench.run(bench.dead_set.kill_call(recovery, marked=False, notice=b""))[0] == b"ok"
     assert bench.client.zcard(bench.keys.dead_junk) == JUNK_LIMIT
     assert len(bench.dead_set) == JUNK_LIMIT + 1
     assert bench.dead_set.get(job.id).payload == payload("id-1")
@@ -86,7 +86,7 @@ def test_who_kills_a_job_of_another_app_caps_nothing(make_bench):
     for n in range(4):
         [job] = blog.give("h|1|n", "mail", [payload(n)])
         recovery = blog.recovery(job, app_name="shop")
-        assert blog.run(blog.dead_set.kill(recovery, marked=False, notice=b""))[0] == b"ok"
+        assert blog.run(blog.dead_set.kill_call(recovery, marked=False, notice=b""))[0] == b"ok"
     assert trimmed(blog.dead_set) == (0, 0)
     assert of_each_app(blog) == {"shop": 4}
     assert trimmed(shop.dead_set) == (0, 1)
@@ -119,13 +119,13 @@ def test_what_the_cap_drops_is_told_once(make_bench):
 
 
 def test_a_lowered_limit_is_reached_a_batch_at_a_time(make_bench, bench):
-    jobs = bench.killed(*(payload(n) for n in range(BATCH + 7)))
+    jobs = bench.killed(*(payload(n) for n in range(DEAD_BATCH + 7)))
     for at, job in enumerate(jobs):
         bench.die_at(job, job.died_at - 1000 + at)
     low = make_bench(dead_limit=2).dead_set
-    assert [trimmed(low) for _ in range(3)] == [(0, BATCH), (0, 5), (0, 0)]
+    assert [trimmed(low) for _ in range(3)] == [(0, DEAD_BATCH), (0, 5), (0, 0)]
     assert [job.id for job in bench.dead_set.find()] == [jobs[-1].id, jobs[-2].id]
-    assert bench.stat("dead_dropped") == BATCH + 5
+    assert bench.stat("dead_dropped") == DEAD_BATCH + 5
 
 
 def test_a_pass_logs_what_the_caps_drop(make_bench, caplog):
@@ -134,8 +134,8 @@ def test_a_pass_logs_what_the_caps_drop(make_bench, caplog):
     [job, _] = bench.dead_set.find()
     bench.die_at(job, job.died_at - 101_000)
     bench.reaper().reap()
-    assert "1 jobs older than dead_ttl were dropped" in caplog.text
-    assert "The dead set is full: its 1 oldest jobs were dropped" in caplog.text
+    assert "Jobs older than dead_ttl were deleted from the dead set (jobs=1," in caplog.text
+    assert "The dead set is full: its oldest jobs were deleted (jobs=1," in caplog.text
     caplog.clear()
     bench.reaper().reap()
     assert "dropped" not in caplog.text

@@ -10,10 +10,10 @@ from redis.exceptions import ResponseError
 
 from celery_superfetch.errors import JobNotFound
 from celery_superfetch.model.dead_job import DeadJob, Progress
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.strikes import Recovery
-from celery_superfetch.store.dead_set import BATCH
+from celery_superfetch.store.dead_set import DEAD_BATCH
 from support.workers.bench import Bench, payload
 from support.workers.orphans import newest, reaped
 
@@ -21,14 +21,14 @@ JOB = payload("id-1")
 
 
 @pytest.fixture
-def owner(bench: Bench) -> Facts:
+def owner(bench: Bench) -> OwnerRecord:
     """One that is marked reaped and holds nothing yet."""
     return reaped(bench)
 
 
 def kill(
     bench: Bench,
-    owner: Facts,
+    owner: OwnerRecord,
     raw: bytes,
     counters: Counters | None = None,
     marked: bool = True,
@@ -38,12 +38,12 @@ def kill(
         bench.give(owner, "mail", [raw])
     recovery = bench.recovery(newest(bench, owner, raw), counters, reason="struck out")
     reply: bytes
-    reply, *_ = bench.run(bench.dead_set.kill(recovery, marked=marked, notice=b""))
+    reply, *_ = bench.run(bench.dead_set.kill_call(recovery, marked=marked, notice=b""))
     return reply, recovery
 
 
 def test_a_killed_job_is_kept_whole(bench, owner):
-    counters = bench.keys.recoveries(digest(JOB))
+    counters = bench.keys.history(digest(JOB))
     history = [{"owner": "earlier", "reason": "gone", "strike": 1, "at": 7}]
     bench.client.hset(
         counters, mapping={"strikes": 1, "recoveries": 2, "history": json.dumps(history)}
@@ -91,7 +91,7 @@ def test_what_somebody_else_moved_is_not_killed(bench, owner):
 
 
 def test_a_decision_on_old_counters_does_not_hold(bench, owner):
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
+    bench.client.hset(bench.keys.history(digest(JOB)), "recoveries", 2)
     assert kill(bench, owner, JOB, Counters())[0] == b"recounted"
     assert bench.private(owner) == [JOB]
     assert len(bench.dead_set) == 0
@@ -125,7 +125,7 @@ def test_a_job_is_found_by_id_by_its_start_and_by_task_id(bench):
 
 def test_an_id_that_fits_several_is_refused_and_names_them(bench):
     jobs = bench.killed(*(payload("same", queue=queue) for queue in ("mail", "slow")))
-    with pytest.raises(JobNotFound, match="fits 2 jobs") as caught:
+    with pytest.raises(JobNotFound, match="matches 2 jobs") as caught:
         bench.dead_set.get("same")
     assert all(job.id in str(caught.value) for job in jobs)
 
@@ -141,7 +141,7 @@ def test_the_notice_of_a_death_is_next_in_its_queue_and_names_it(bench, owner):
     bench.push("mail", b"backlog")
     for number, expires in enumerate((0, 60_000)):
         [job] = bench.give(owner, "mail", [payload(number)])
-        call = bench.dead_set.kill(
+        call = bench.dead_set.kill_call(
             bench.recovery(job), expires, marked=True, notice=b"<@dead_id@ is dead>"
         )
         ok, name = bench.run(call)
@@ -154,7 +154,7 @@ def test_the_notice_of_a_death_is_next_in_its_queue_and_names_it(bench, owner):
 
 def test_a_retried_job_is_as_new(bench):
     [job] = bench.killed(JOB)
-    bench.client.hset(bench.keys.recoveries(job.id), "strikes", 2)
+    bench.client.hset(bench.keys.history(job.id), "strikes", 2)
     bench.push("mail", b"backlog")
     assert bench.retry(job)
     assert bench.queue() == [b"backlog", JOB]
@@ -162,16 +162,16 @@ def test_a_retried_job_is_as_new(bench):
     assert len(bench.dead_set) == 0
     assert bench.untold() == []
     assert bench.stat("retried") == 1
-    assert not bench.client.exists(bench.keys.recovered), "there are no counters to look for"
+    assert not bench.client.exists(bench.keys.has_history), "there are no counters to look for"
 
 
 def test_what_a_retried_job_had_handed_on_is_known_to_its_next_run(bench):
     [job] = bench.give("elsewhere|1|nonce", "mail", [payload(1)])
     bench.client.hset(bench.keys.private(job.owner), f"s{job.claim_id}", "handed-on")
-    assert bench.run(bench.dead_set.kill(bench.recovery(job), marked=False))[0] == b"ok"
+    assert bench.run(bench.dead_set.kill_call(bench.recovery(job), marked=False))[0] == b"ok"
     [dead] = bench.dead_set.find()
     assert bench.retry(dead)
-    for key in (bench.keys.recoveries(digest(payload(1))), bench.keys.recovered):
+    for key in (bench.keys.history(digest(payload(1))), bench.keys.has_history):
         assert 0 < bench.client.ttl(key) <= bench.config.strike_window
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.counters.steps == "handed-on"
@@ -185,7 +185,7 @@ def test_how_far_an_announcement_came_is_stored_with_its_job(bench):
         assert bench.dead_set.store_progress(job, progress)
         [stored] = bench.dead_set.find()
         assert stored == replace(job, progress=progress)
-    [kept] = [kept for kept in bench.dead_set.kept() if kept.jobs]
+    [kept] = [kept for kept in bench.dead_set.usage() if kept.jobs]
     assert kept.bytes == bench.client.hstrlen(bench.keys.dead_jobs, job.id)
 
 
@@ -245,7 +245,7 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench):
     assert [job.id for job in bench.dead_set.find()] == [second.id, first.id]
     assert {job.id for job in bench.untold()} == {first.id, second.id}
     assert bench.dead_set.get(first.id) == first, "a whole id is no start of another"
-    with pytest.raises(JobNotFound, match="fits 2 jobs"):
+    with pytest.raises(JobNotFound, match="matches 2 jobs"):
         bench.dead_set.get(first.id[:12])
     assert bench.retry(second)
     assert (bench.queue(), bench.queue("slow")) == ([], [JOB])
@@ -255,25 +255,25 @@ def test_two_items_of_the_same_bytes_are_both_kept(bench):
 
 def test_a_retry_clears_the_counters_of_a_second_item_of_the_same_bytes(bench):
     _, second = bench.killed(JOB, JOB)
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "strikes", 2)
+    bench.client.hset(bench.keys.history(digest(JOB)), "strikes", 2)
     assert bench.retry(second)
     assert bench.counters(JOB) == Counters()
 
 
 def test_all_are_found_while_others_leave(bench):
     """Page by page, each that leaves would hide another: the control."""
-    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    bench.killed(*(payload(n) for n in range(2 * DEAD_BATCH + 10)))
     seen = []
     for job in bench.dead_set.find():
         seen.append(job.task_id)
         assert bench.dead_set.delete(job.id) == 1
-    assert len(set(seen)) == len(seen) == 2 * BATCH + 10
-    bench.killed(*(payload(n) for n in range(2 * BATCH + 10)))
+    assert len(set(seen)) == len(seen) == 2 * DEAD_BATCH + 10
+    bench.killed(*(payload(n) for n in range(2 * DEAD_BATCH + 10)))
     paged, first = 0, 0
-    while page := bench.dead_set.page(first, BATCH):
+    while page := bench.dead_set.page(first, DEAD_BATCH):
         paged += bench.dead_set.delete(*(job.id for job in page))
-        first += BATCH
-    assert paged < 2 * BATCH + 10
+        first += DEAD_BATCH
+    assert paged < 2 * DEAD_BATCH + 10
 
 
 def test_a_filter_picks_by_what_is_asked(bench):

@@ -13,17 +13,18 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import Job, digest
-from celery_superfetch.store.history import History
 from celery_superfetch.store.keyspace import Keyspace
+from celery_superfetch.store.minutes import ONE_MINUTE, WAITING_JOBS, Minutes, Row
 from celery_superfetch.store.queues import Queues, Suspects
 from celery_superfetch.store.redis import scripts
-from celery_superfetch.store.runs import Runs
+from celery_superfetch.store.runs import RunReport, Runs
+from celery_superfetch.store.stats import Stats
 from support.servers.whereabouts import content, places
 from support.workers.bench import Bench, payload
 from support.workers.scripts import CASES, ONE, TWO, Case
 
 #: Keys of notes: jobs do not depend on what is there.
-NOTES = re.compile(r"superfetch:(recoveries:.*|probation|stats|stopped)$")
+NOTES = re.compile(r"superfetch:(history:.*|probation|stats|stopped|minutes(:rows)?)$")
 
 WRONG: dict[str, Callable[[redis.Redis, str], object]] = {
     "string": lambda client, key: client.set(key, "a text"),
@@ -84,7 +85,7 @@ def test_control_a_script_that_trusts_the_type_of_a_history_moves_nothing(
     [case] = [case for case in CASES if case.__name__ == name]
     made = case(bench)
     for key in notes_of(made):
-        if ":recoveries:" in key:
+        if ":history:" in key:
             client.delete(key)
             client.set(key, "a text")
     before = where(client)
@@ -99,15 +100,15 @@ def heartbeat(bench: Bench) -> list[str]:
     return [bench.keys.on_probation]
 
 
-def make_room(bench: Bench) -> list[str]:
+def quiesce(bench: Bench) -> list[str]:
     bench.client.lpush(bench.keys.probation("mail"), payload("suspect"))
-    assert Suspects(bench.database).make_room("owner", ["mail"], 1.0, 10).quiesces
-    return [bench.keys.rest, bench.keys.on_probation]
+    assert Suspects(bench.database).ask_quiesce("owner", ["mail"], 1.0, 10).quiesces
+    return [bench.keys.quiesce, bench.keys.on_probation]
 
 
 def lock(bench: Bench) -> list[str]:
-    assert bench.database.take_turn("all", 10.0), "or no process makes a pass"
-    assert not bench.database.take_turn("all", 10.0)
+    assert bench.database.try_lock("all", 10.0), "or no process makes a pass"
+    assert not bench.database.try_lock("all", 10.0)
     return [bench.keys.lock("all")]
 
 
@@ -120,33 +121,44 @@ def oldest(bench: Bench) -> list[str]:
 
 
 def count_runs(bench: Bench) -> list[str]:
-    Runs(bench.database).add({("succeeded", "mail", "shop.note"): 2})
+    Runs(bench.database).add(RunReport("a worker", 0, [(("succeeded", "mail", "shop.note"), 2)]))
     assert sum(Runs(bench.database).counts().ends.values()) == 2
-    return [bench.keys.runs, bench.keys.run_rows]
+    [series] = Minutes(bench.database).series(ONE_MINUTE, [Row("succeeded")]).values()
+    assert sum(count or 0 for count in series.counts) == 2
+    keys = bench.keys
+    return [keys.runs, keys.run_rows, keys.reports, keys.minutes, keys.minute_rows]
+
+
+def passed(bench: Bench) -> list[str]:
+    for _ in range(2):  # the first one deletes the stranger's key
+        Stats(bench.database).record_pass({"by": "a test"}, {"mail": 3})
+    [series] = Minutes(bench.database).series(ONE_MINUTE, [Row(WAITING_JOBS, "mail")]).values()
+    assert max(count or 0 for count in series.counts) == 3
+    return [bench.keys.stats_rows, bench.keys.minutes, bench.keys.minute_rows]
 
 
 def lost(bench: Bench) -> list[str]:
-    history = History(bench.database)
-    history.lost_by_server([Job("", "mail", payload("1"), "1:mail")])
-    assert history.counts().losses.jobs == 1
+    stats = Stats(bench.database)
+    stats.record_lost_by_server([Job("", "mail", payload("1"), "1:mail")])
+    assert stats.counts().losses.jobs == 1
     return [bench.keys.stats]
 
 
 def counters(bench: Bench) -> list[str]:
     rows = bench.recoveries.counters([digest(ONE), digest(TWO)])
     assert [row.recoveries for row in rows] == [0, 0]
-    return [bench.keys.recoveries(digest(ONE))]
+    return [bench.keys.history(digest(ONE))]
 
 
 def mark_suspect(bench: Bench) -> list[str]:
     bench.lists.mark_suspect(Job("", "mail", ONE, "1:mail"))
-    key = bench.keys.recoveries(digest(ONE))
-    assert bench.client.hget(key, "probation") == b"1"
+    key = bench.keys.history(digest(ONE))
+    assert bench.client.hget(key, "solo_runs") == b"1"
     assert bench.client.ttl(key) > 0, "it is forgotten some day"
     return [key]
 
 
-ACTS = [heartbeat, make_room, lock, oldest, count_runs, lost, counters, mark_suspect]
+ACTS = [heartbeat, quiesce, lock, oldest, count_runs, passed, lost, counters, mark_suspect]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -173,7 +185,7 @@ HOLDS_JOBS = ["private:vm|1|aa", "landing:vm|1|aa:mail", "parked:mail", "probati
 
 
 def test_a_key_of_another_type_at_a_place_of_jobs_is_counted_as_one_without_jobs(bench, client):
-    """It ended `superfetch drain` after everything else was moved."""
+    """It ended `superfetch rollback` after everything else was moved."""
     owner = bench.owner()
     bench.give(owner.owner, "mail", [ONE])
     before, others = Keyspace(bench.database).left()

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.step import Claim
-from celery_superfetch.reaper.reaper import TOMBSTONE
-from celery_superfetch.store.history import DAYS
-from celery_superfetch.store.parked import Parked
-from celery_superfetch.store.registry import SERVED_S, TOMBSTONE_FACTS
+from celery_superfetch.reaper.reaper import TOMBSTONE_S
+from celery_superfetch.store.owner_registry import SERVED_S, TOMBSTONE_TTL_S
+from celery_superfetch.store.parked_jobs import ParkedJobs
+from celery_superfetch.store.stats import DEATHS_DAYS
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -23,35 +23,37 @@ WINDOW = 72 * 3600
 FOR_EVER = -1
 
 #: Of an owner that was reaped: what it may ask for when it thaws, and what status tells of it.
-KEPT = {"facts": TOMBSTONE_FACTS, "deaths": DAYS * 86400}
+KEPT = {"record": TOMBSTONE_TTL_S, "deaths": DEATHS_DAYS * 86400}
 
 
 def is_left(bench: Bench, **expected: int) -> None:
     """Fails unless what is left are these keys of ours, with about these TTLs in s. Counters for
     `status`, which stay, are not asked for."""
-    names = {"facts": "owner:", "counters": "recoveries:", "tombstone": "reaped"}
+    names = {"record": "owner:", "counters": "history:", "tombstone": "reaped"}
     found: dict[str, Any] = {}
     served = bench.client.ttl(bench.keys.served)  # that queues had a worker; there may be none
     assert served == -2 or served == pytest.approx(SERVED_S, abs=5)
-    for name in bench.key_names() - {bench.keys.stats, bench.keys.stats_rows, bench.keys.served}:
+    keys = bench.keys
+    counters = {keys.stats, keys.stats_rows, keys.served, keys.minutes, keys.minute_rows}
+    for name in bench.key_names() - counters:
         own = name.removeprefix("superfetch:")
         [kind] = [k for k, start in names.items() if own.startswith(start)] or [own]
         found[kind] = bench.client.ttl(name)
     assert found == pytest.approx(expected, abs=5)
 
 
-def leaves(bench: Bench, owner: Facts, **expected: int) -> None:
+def leaves(bench: Bench, owner: OwnerRecord, **expected: int) -> None:
     """Fails unless an owner can leave, and this is left then."""
     assert bench.registry.leave(owner, 0) == 0
     is_left(bench, **expected)
 
 
-def reaped(bench: Bench, *jobs: bytes, **facts: Any) -> Facts:
+def reaped(bench: Bench, *jobs: bytes, **record: Any) -> OwnerRecord:
     """An owner that died with jobs, is reaped and whose tombstone is over."""
-    owner = bench.dead_owner(jobs, **facts)
+    owner = bench.dead_owner(jobs, **record)
     bench.reaper().reap()
     assert owner.owner not in bench.registry.owners()
-    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE_S, owner.owner)
     bench.reaper().reap()
     return owner
 
@@ -76,21 +78,21 @@ def test_an_owner_that_ran_its_jobs_and_left_leaves_nothing(bench, owner):
 def test_an_owner_whose_last_claim_may_come_late_leaves_a_tombstone(bench, owner):
     bench.reaper().reap()
     assert bench.registry.leave(owner, 20) == 0
-    is_left(bench, facts=FOR_EVER, tombstone=FOR_EVER)
+    is_left(bench, record=FOR_EVER, tombstone=FOR_EVER)
     bench.client.zincrby(bench.keys.reaped, -60_000, owner.owner)
     bench.reaper().reap()
-    is_left(bench, facts=TOMBSTONE_FACTS)
+    is_left(bench, record=TOMBSTONE_TTL_S)
 
 
 def test_jobs_that_went_back_leave_their_counters_for_the_window(bench, owner):
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE)]
     bench.requeue(*jobs)
     bench.client.delete("mail")
-    leaves(bench, owner, counters=WINDOW, recovered=WINDOW)
+    leaves(bench, owner, counters=WINDOW, has_history=WINDOW)
 
 
 def test_jobs_that_waited_for_their_time_leave_nothing(bench, owner):
-    parked = Parked(bench.database)
+    parked = ParkedJobs(bench.database)
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
     for job in jobs:
         bench.run(parked.park({job: 1}))
@@ -102,7 +104,7 @@ def test_jobs_that_waited_for_their_time_leave_nothing(bench, owner):
 def test_a_reaped_owner_leaves_what_it_may_ask_for_when_it_thaws(bench):
     reaped(bench, ONE, TWO, running=[ONE, TWO])
     done(bench, ONE, TWO)
-    is_left(bench, **KEPT, recovered=WINDOW)
+    is_left(bench, **KEPT, has_history=WINDOW)
 
 
 @pytest.mark.parametrize("running", [[], [ONE]])
@@ -114,7 +116,7 @@ def test_what_a_reaped_owner_sends_late_leaves_no_more(bench, running):
     assert bench.requeue(late) == 0
     assert not bench.ack(owner, Claimed(late), starting=[late])
     done(bench, ONE)
-    is_left(bench, **KEPT, recovered=WINDOW)
+    is_left(bench, **KEPT, has_history=WINDOW)
 
 
 def test_what_landed_leaves_nothing(bench, owner):
@@ -122,7 +124,7 @@ def test_what_landed_leaves_nothing(bench, owner):
     claims = bench.claim(owner, landed=["mail"], starts=1)
     bench.ack(owner, *claims.jobs)
     bench.land(owner, "mail", ONE)
-    assert bench.lists.unland(owner.owner, {"mail": 0}) == 1
+    assert bench.lists.return_landed(owner.owner, {"mail": 0}) == 1
     bench.client.delete("mail")
     leaves(bench, owner)
 
@@ -131,7 +133,7 @@ def test_what_landed_for_a_reaped_owner_is_drained(bench):
     owner = bench.dead_owner()
     bench.reaper().reap()
     bench.land(owner, "mail", ONE)
-    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, owner.owner)
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE_S, owner.owner)
     bench.reaper().reap()
     done(bench, ONE)
     is_left(bench, **KEPT)
@@ -148,7 +150,7 @@ def test_a_record_that_outlived_its_claim_goes_with_its_owner(bench, owner):
 def test_a_job_on_probation_leaves_nothing(bench, owner):
     bench.client.lpush(bench.keys.probation("mail"), ONE)
     bench.client.sadd(bench.keys.on_probation, "mail")
-    bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(ONE)), "solo_runs", 1)
     call = bench.lists.claim_suspect(owner.owner, "mail")
     bench.run(call)
     job = Job(owner.owner, "mail", ONE, call.args[-1])
@@ -171,7 +173,7 @@ def test_a_killed_job_leaves_nothing_when_it_has_left_the_dead_set(bench, how):
 
 
 def test_locks_expire(bench):
-    assert bench.database.take_turn("pass", 30)
+    assert bench.database.try_lock("pass", 30)
     is_left(bench, **{"lock:pass": 30})
 
 
@@ -179,26 +181,26 @@ def test_a_lock_does_not_outlive_a_clock_that_was_set_back(bench):
     """A11. The server's expiry is a time of day: an hour back, and no pass was made for an hour."""
     [job] = bench.killed(ONE)
     turn, retry = bench.keys.lock("pass"), bench.keys.lock(f"retry:{job.id}")
-    assert bench.database.take_turn("pass", 30)
+    assert bench.database.try_lock("pass", 30)
     assert bench.dead_set.reserve([job]) == [True]
     for lock in (turn, retry):
         bench.client.pexpire(lock, 3_600_000 + bench.client.pttl(lock))
-    assert bench.database.take_turn("pass", 10), "whoever asks, for however long"
+    assert bench.database.try_lock("pass", 10), "whoever asks, for however long"
     assert bench.dead_set.reserve([job]) == [True]
-    assert not bench.database.take_turn("pass", 0.1), "the control: it holds as long as ever"
+    assert not bench.database.try_lock("pass", 0.1), "the control: it holds as long as ever"
     assert bench.dead_set.reserve([job]) == [False]
     assert [bench.client.ttl(lock) for lock in (turn, retry)] == pytest.approx([10, 60], abs=5)
 
 
 def test_owners_whose_registry_was_deleted_are_registered_by_hand(make_bench):
-    """Their facts, and the rows of their hosts, stayed for ever."""
+    """Their record, and the rows of their hosts, stayed for ever."""
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.3, reap_interval=0.1)
     dead, alive = bench.dead_owner(), bench.owner()
     bench.client.delete(bench.keys.owners)
     assert bench.reaper().register_unknown() == 2
     assert set(bench.reaper().reap().dead) == {dead.owner}
     assert bench.registry.leave(alive, 0) == 0
-    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE, dead.owner)
+    bench.client.zincrby(bench.keys.reaped, -2000 * TOMBSTONE_S, dead.owner)
     bench.reaper().reap()
     is_left(bench, **KEPT)
     assert bench.reaper().register_unknown() == 0, "a tombstone is none of them"
@@ -225,7 +227,7 @@ def test_a_queue_that_expires_in_a_millisecond_does(bench, way):
         claim = Claim("here", bench.lists.key_of(job), job.claim_id, 1)
         assert bench.lists.publish_step("one:0", "next", ["mail"], 1, "", claim) == 1
     else:
-        call = bench.dead_set.kill(bench.recovery(job), 1, marked=True, notice=b"@dead_id@")
+        call = bench.dead_set.kill_call(bench.recovery(job), 1, marked=True, notice=b"@dead_id@")
         ok, name = bench.run(call)
         assert ok == b"ok"
         if way == "retry":

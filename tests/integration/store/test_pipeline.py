@@ -13,7 +13,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
 from celery_superfetch.store.redis.call import Call
-from celery_superfetch.store.redis.pipeline import CHECKOUT, IDLE, Command, Pipeline, asked
+from celery_superfetch.store.redis.pipeline import (
+    CHECKOUT,
+    IDLE_S,
+    Command,
+    Pipeline,
+    asked,
+    no_report,
+)
+from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
@@ -55,7 +63,7 @@ def idle_connections(client: redis.Redis) -> list[Any]:
 
 def is_late(began: float) -> bool:
     """Return whether the test was held up, so that the connection may count as idle."""
-    return monotonic() >= began + IDLE
+    return monotonic() >= began + IDLE_S
 
 
 def is_open(connection: Any) -> bool:
@@ -71,7 +79,7 @@ def test_a_connection_is_used_again_and_given_back_when_it_is_idle(own, pipeline
     assert own.connection_pool._in_use_connections == {used}
     assert pipeline.has_unread
     assert not pipeline.has_late_replies or is_late(began)
-    eventually(lambda: pipeline.has_late_replies, IDLE + 10)
+    eventually(lambda: pipeline.has_late_replies, IDLE_S + 10)
     assert not pipeline.is_idle, "its reply is to be read"
     began = monotonic()
     pipeline.send([], wait=False)
@@ -79,7 +87,7 @@ def test_a_connection_is_used_again_and_given_back_when_it_is_idle(own, pipeline
     assert not pipeline.has_unread
     assert not pipeline.has_late_replies
     assert not pipeline.is_idle or is_late(began)
-    eventually(lambda: pipeline.is_idle, IDLE + 10)
+    eventually(lambda: pipeline.is_idle, IDLE_S + 10)
     pipeline.release()
     assert not pipeline.is_idle, "there is none"
     assert idle_connections(own) == [used]
@@ -87,10 +95,20 @@ def test_a_connection_is_used_again_and_given_back_when_it_is_idle(own, pipeline
     assert idle_connections(own) == [used], "it is given back once"
 
 
+def test_a_first_send_opens_one_connection(own, sent):
+    """It asks first how the server takes scripts. Asked in the middle of the send, that would take
+    a second connection, and a pool may be full."""
+    bench = Bench(own)
+    call = bench.lists.put_notes_back("nobody's", ["1"])
+    Pipeline(bench.scripts).send([Command(call, sent.reports.append, no_report)], wait=False)
+    assert len(own.connection_pool._in_use_connections) == 1
+    assert idle_connections(own) == []
+
+
 def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(own, pipeline, sent):
     pipeline.send([sent.command("CLIENT", "ID")])
     own.client_kill_filter(_type="normal", skipme=True)
-    eventually(lambda: pipeline.is_idle, IDLE + 10)
+    eventually(lambda: pipeline.is_idle, IDLE_S + 10)
     pipeline.send([sent.command("ECHO", "a")])
     assert sent.reports[1:] == [b"a"]
 
@@ -118,7 +136,7 @@ def test_what_a_lost_connection_owed_is_reported_once(own, pipeline, sent):
 def test_replies_of_a_server_that_was_left_are_lost(own, pipeline, sent, url):
     pipeline.send([sent.command("ECHO", "a")], wait=False)
     old, own.connection_pool = own.connection_pool, redis.Redis.from_url(url).connection_pool
-    with pytest.raises(RedisConnectionError, match="was left"):
+    with pytest.raises(RedisConnectionError, match="before its replies were read"):
         pipeline.send([sent.command("ECHO", "b")])
     assert sent.reports == ["lost", "lost"]
     assert not old._in_use_connections, "each goes back to the pool that it is from"
@@ -181,7 +199,7 @@ def test_replies_are_left_for_a_second_at_most(pipeline, sent):
     for word in "ab":
         pipeline.send([sent.command("ECHO", word)], wait=False, leave=16)
     assert sent.reports == [] or is_late(began)
-    eventually(lambda: pipeline.has_late_replies, IDLE + 10)
+    eventually(lambda: pipeline.has_late_replies, IDLE_S + 10)
     began = monotonic()
     pipeline.send([sent.command("ECHO", "c")], wait=False, leave=16)
     assert sent.reports == [b"a", b"b"]
@@ -197,7 +215,7 @@ def test_a_forgotten_script_is_sent_whole_once_in_a_batch(fresh_server):
         bench.lists.requeue([job], "front", 0)._replace(whole=False)
         for job in bench.give(bench.owner().owner, "mail", [payload(1), payload(2)])
     ]
-    held = bench.lists.clear_starts("nobody's", ["1"])
+    held = bench.lists.put_notes_back("nobody's", ["1"])
     bench.scripts.run_all([jobs[0]._replace(whole=True), held._replace(whole=True)])
     own.script_flush()
     before = own.info("stats")["total_net_input_bytes"]
@@ -212,12 +230,31 @@ def test_a_forgotten_script_is_sent_whole_once_in_a_batch(fresh_server):
     assert size < sent_bytes < 2 * size
 
 
-def test_a_health_check_takes_no_reply(url, own):
+def test_a_forgotten_script_that_is_refused_is_a_reply_like_others(fresh_server):
+    own = fresh_server().client()
+    bench = Bench(own)
+    own.set(bench.keys.private("wrong"), "a text")
+    replies: list[Any] = []
+    Pipeline(bench.scripts).send(
+        [
+            Command(bench.lists.put_notes_back(owner, ["1"]), replies.append, replies.clear)
+            for owner in ("wrong", "nobody's")
+        ]
+    )
+    refused, accepted = replies
+    assert str(refused).startswith("WRONGTYPE")
+    assert accepted is None
+
+
+def test_a_question_is_asked_without_a_health_check(url, own):
+    """That would be one more round trip."""
     client = redis.Redis.from_url(url, health_check_interval=0.01)
     connection = client.connection_pool.get_connection(*CHECKOUT)
     # redis-py before 6 reckons it by the clock of the day.
     clock = time if connection.next_health_check > 10**9 else monotonic
     eventually(lambda: connection.next_health_check < clock())
+    before = calls(own, "ping")
     assert asked(connection, ["ECHO", "a"], ["ECHO", "b"]) == [b"a", b"b"]
+    assert calls(own, "ping") == before
     client.connection_pool.release(connection)
     client.close()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from celery_superfetch.inspector import Inspector
 from celery_superfetch.model.job import Claimed, Counters, Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store.private_lists import CLAIM_BYTES, STEPS, UNLAND_LISTS, Claims
+from celery_superfetch.store.private_lists import (
+    CLAIM_MAX_BYTES,
+    LANDINGS_PER_SCRIPT,
+    STEPS,
+    Claims,
+)
 from support.servers.commands import calls
 from support.workers.bench import payload
 
@@ -92,7 +98,7 @@ def test_what_cannot_be_claimed_stays_in_its_own_list(bench, owner):
     for queue in lists:
         bench.push(queue, f"{queue}1".encode(), f"{queue}2".encode())
     for turn in (1, 3):
-        call = bench.lists.claim(owner.owner, lists, 9, turn, ["b"])
+        call = bench.lists.claim_call(owner.owner, lists, 9, turn, ["b"], 0)
         [error] = bench.scripts.run_all([call], errors=True)
         assert "WRONGTYPE" in str(error)
         assert bench.landed(owner, "b") == [landed]
@@ -100,8 +106,36 @@ def test_what_cannot_be_claimed_stays_in_its_own_list(bench, owner):
             assert bench.queue(queue) == [f"{queue}1".encode(), f"{queue}2".encode()]
 
 
+def test_each_list_that_cannot_be_read_is_named_and_the_others_are_claimed(bench, owner):
+    for name in ("a", "c"):
+        bench.client.set(name, "a text")
+    bench.push("b", b"1")
+    claims = bench.claim(owner, ["a", "b", "c"])
+    assert names(claims) == [b"1"]
+    assert [name for name, _ in claims.errors] == ["a", "c"]
+    assert all(why.startswith("WRONGTYPE") for _, why in claims.errors)
+
+
+def test_all_of_one_list_go_back_and_those_that_were_there_are_counted(bench, owner):
+    one, two, three = bench.give(owner, "mail", [b"1", b"2", b"3"])
+    bench.push("mail", b"4")
+    gone = two._replace(claim_id="ff:mail")
+    assert bench.lists.requeue_all([three, gone, one], 60_000) == 2
+    assert bench.queue() == [b"1", b"3", b"4"]
+    assert 0 < bench.client.pttl("mail") <= 60_000
+    assert bench.private(owner) == [b"2"]
+
+
+def test_an_owner_without_a_record_is_shown_with_the_key_of_its_jobs(bench):
+    bench.give("vm|1|aa", "mail", [b"1", b"2"])
+    inspector = Inspector(bench.database)
+    assert inspector.orphans() == {"vm|1|aa"}
+    key, count, _ = inspector.unregistered("vm|1|aa")
+    assert (bench.client.hlen(key), count) == (4, 2), "each with its waiting note"
+
+
 def test_a_claim_is_bounded_in_bytes(bench, owner):
-    big = [bytes([n]) * (CLAIM_BYTES // 2 + 1) for n in range(4)]
+    big = [bytes([n]) * (CLAIM_MAX_BYTES // 2 + 1) for n in range(4)]
     bench.push("mail", *big)
     assert names(bench.claim(owner, most=4)) == big[:2]
     assert names(bench.claim(owner, most=4)) == big[2:]
@@ -109,7 +143,7 @@ def test_a_claim_is_bounded_in_bytes(bench, owner):
 
 def test_a_claim_goes_on_while_a_byte_is_left(bench, owner):
     """From one list, and from several in turn."""
-    half, less = b"x" * (CLAIM_BYTES // 2), b"y" * (CLAIM_BYTES // 2 - 1)
+    half, less = b"x" * (CLAIM_MAX_BYTES // 2), b"y" * (CLAIM_MAX_BYTES // 2 - 1)
     for turn in (1, 3):
         lists = ["a", "b", "c"][:turn]
         for sizes, count in (((half, half), 2), ((half, less), 3)):
@@ -120,7 +154,7 @@ def test_a_claim_goes_on_while_a_byte_is_left(bench, owner):
 
 
 def test_one_job_above_the_bound_can_be_claimed(bench, owner):
-    huge = b"x" * (CLAIM_BYTES + MB)
+    huge = b"x" * (CLAIM_MAX_BYTES + MB)
     bench.push("mail", huge, b"small")
     assert names(bench.claim(owner)) == [huge]
     assert names(bench.claim(owner)) == [b"small"]
@@ -167,7 +201,7 @@ def test_a_job_that_was_delivered_before_is_marked(bench, owner):
     assert (other.job.payload, other.counters) == (b"2", None)
     assert (bool(again.counters), bool(other.counters)) == (True, False)
     assert bench.ack(owner, again)
-    assert not bench.client.exists(bench.keys.recoveries(digest(b"1"))), "until its ack"
+    assert not bench.client.exists(bench.keys.history(digest(b"1"))), "until its ack"
 
 
 def test_a_key_of_another_type_is_reported_and_the_others_are_served(bench, owner):
@@ -205,7 +239,7 @@ def test_an_ack_settles_each_job_once_and_says_whether_any_was_there(bench, owne
 
 def test_an_ack_of_jobs_with_histories_counts_those_that_were_there(bench, owner):
     waiting, running, gone = (claimed.job for claimed in bench.claimed(owner, b"1", b"2", b"3"))
-    histories = [bench.keys.recoveries(digest(job.payload)) for job in (waiting, running, gone)]
+    histories = [bench.keys.history(digest(job.payload)) for job in (waiting, running, gone)]
     for key in histories:
         bench.client.hset(key, "strikes", 1)
     bench.run_one(running)
@@ -216,7 +250,7 @@ def test_an_ack_of_jobs_with_histories_counts_those_that_were_there(bench, owner
 
 def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
     first, plain, following = bench.claimed(owner, b"1", b"2", b"3")
-    counters = [bench.keys.recoveries(digest(raw)) for raw in (b"1", b"9")]
+    counters = [bench.keys.history(digest(raw)) for raw in (b"1", b"9")]
     for key in counters:
         bench.client.hset(key, "strikes", 1)
     known = Claimed(first.job, Counters(strikes=1))
@@ -229,7 +263,7 @@ def test_acks_of_all_kinds_and_a_start_go_together(bench, owner):
 
 def test_an_ack_that_finds_nothing_clears_no_counters(bench):
     """The job is somebody else's by now, and so is its history."""
-    counters = bench.keys.recoveries(digest(b"1"))
+    counters = bench.keys.history(digest(b"1"))
     bench.client.hset(counters, "strikes", 2)
     gone = Claimed(Job("h|1|n", "mail", b"1", "1:mail"), Counters(strikes=2))
     assert not bench.ack(bench.owner(), gone)
@@ -266,7 +300,7 @@ def test_a_requeue_is_never_counted_against_the_job(bench, owner):
     bench.requeue(claimed.job)
     counters = bench.counters(b"1")
     assert (counters.strikes, counters.recoveries) == (0, 0), "nobody has noted a strike"
-    assert 0 < bench.client.ttl(bench.keys.recoveries(digest(b"1"))) <= 72 * 3600
+    assert 0 < bench.client.ttl(bench.keys.history(digest(b"1"))) <= 72 * 3600
     assert bench.stat("requeued") == 1
 
 
@@ -277,9 +311,9 @@ def test_what_is_no_longer_there_is_not_requeued(bench, owner):
     assert bench.requeue(claimed.job) == 0
     assert bench.queue() == [b"1"]
     [again] = bench.claim(owner).jobs
-    bench.client.delete(bench.keys.recovered)
+    bench.client.delete(bench.keys.has_history)
     assert bench.requeue(gone) == 0
-    assert not bench.client.exists(bench.keys.recovered), "no job has counters by that"
+    assert not bench.client.exists(bench.keys.has_history), "no job has counters by that"
     assert bench.requeue(again.job, again.job) == 1, "named twice it goes once"
     assert bench.queue() == [b"1"]
 
@@ -293,7 +327,7 @@ def test_a_requeue_renews_the_expiry_of_its_queue(bench, owner):
     assert bench.client.pttl("mail") == -1, "and without one it lives for ever"
     [again] = bench.claim(owner).jobs
     bench.push("mail", b"2")
-    bench.client.hset(bench.keys.recoveries(digest(b"1")), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(b"1")), "solo_runs", 1)
     bench.requeue(again.job, expires=60_000)
     assert bench.client.pttl("mail") == -1, "what goes on probation is no use of the queue"
     assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
@@ -308,6 +342,7 @@ def test_a_step_is_published_once_and_only_while_its_claim_lasts(bench, owner):
     bench.push(lists[1], b"urgent")
     assert bench.lists.publish_step("one:0", "next", lists, 60_000, "", claim) == 1
     assert bench.queue() == [b"2", b"next"], "behind what waits"
+    assert b"!" not in bench.client.hget(claim.private, STEPS + claim.id), "its run goes on"
     for name in lists:
         assert 0 < bench.client.pttl(name) <= 60_000
     assert bench.lists.publish_step("one:0", "next", ["mail"], 0, "", claim) == 0
@@ -353,17 +388,17 @@ def test_a_requeue_to_a_key_of_another_type_moves_nothing(bench, owner):
     assert "WRONGTYPE" in str(reply)
     assert bench.private(owner) == [b"1"]
     assert bench.counters(b"1").history == ()
-    assert not bench.client.exists(bench.keys.recovered)
+    assert not bench.client.exists(bench.keys.has_history)
 
 
 def test_what_landed_from_thousands_of_lists_goes_back_by_few_scripts(bench):
     """One script for all of them kept other clients waiting as long as there were lists."""
-    names = [f"queue-{number}" for number in range(2 * UNLAND_LISTS + 7)]
+    names = [f"queue-{number}" for number in range(2 * LANDINGS_PER_SCRIPT + 7)]
     owner = bench.owner(lists=names)
-    landed = [names[0], names[UNLAND_LISTS], names[-1]]
+    landed = [names[0], names[LANDINGS_PER_SCRIPT], names[-1]]
     for name in landed:
         bench.land(owner, name, payload(name))
     before = calls(bench.client, "evalsha")
-    assert bench.lists.unland(owner.owner, owner.lists) == 3
+    assert bench.lists.return_landed(owner.owner, owner.lists) == 3
     assert calls(bench.client, "evalsha") - before == 3
     assert [bench.queue(name) for name in landed] == [[payload(name)] for name in landed]

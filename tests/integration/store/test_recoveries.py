@@ -34,7 +34,7 @@ def test_an_orphan_goes_back_to_the_front_and_is_counted(bench):
 def test_an_app_that_forgets_sooner_lets_no_other_forget(bench, client):
     """A claim looks for what is counted of a job only while a flag is there, and apps share that:
     the next link of a chain was handed on twice."""
-    sooner, flag = Bench(client, strike_window=60.0), bench.database.keys.recovered
+    sooner, flag = Bench(client, strike_window=60.0), bench.database.keys.has_history
     owner = bench.owner()
     bench.requeue(*bench.give(owner, "mail", [JOB]))
     longer = client.ttl(flag)
@@ -80,12 +80,12 @@ def test_what_somebody_else_moved_is_not_moved_twice(bench):
 
 def test_where_nothing_moves_no_flag_says_that_there_are_counters(bench):
     assert recover(bench, reaped(bench), [JOB]) == [b"moved"]
-    assert not bench.client.exists(bench.keys.recovered)
+    assert not bench.client.exists(bench.keys.has_history)
 
 
 def test_a_decision_on_old_counters_does_not_hold(bench):
     owner = reaped(bench, JOB)
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "recoveries", 2)
+    bench.client.hset(bench.keys.history(digest(JOB)), "recoveries", 2)
     assert recover(bench, owner, [JOB], Counters()) == [b"recounted"]
     assert bench.private(owner) == [JOB]
     assert recover(bench, owner, [JOB]) == [b"ok"], "taken anew"
@@ -95,7 +95,7 @@ def test_a_decision_on_old_counters_does_not_hold(bench):
 def test_each_job_of_a_batch_has_its_own_outcome(bench):
     one, gone, counted = payload(1), payload("gone"), payload("counted")
     owner = reaped(bench, one, counted)
-    bench.client.hset(bench.keys.recoveries(digest(counted)), "recoveries", 1)
+    bench.client.hset(bench.keys.history(digest(counted)), "recoveries", 1)
     outcomes = recover(bench, owner, [counted, gone, one], Counters())
     assert outcomes == [b"recounted", b"moved", b"ok"]
     assert bench.private(owner) == [counted]
@@ -143,9 +143,9 @@ def test_counters_live_for_one_window_from_the_first_recovery(make_bench):
     bench = make_bench(strike_window=1000)
     owner = reaped(bench, JOB)
     recover(bench, owner, [JOB])
-    key = bench.keys.recoveries(digest(JOB))
+    key = bench.keys.history(digest(JOB))
     assert 990 < bench.client.ttl(key) <= 1000
-    assert 990 < bench.client.ttl(bench.keys.recovered) <= 1000
+    assert 990 < bench.client.ttl(bench.keys.has_history) <= 1000
     bench.client.expire(key, 100)
     bench.give(owner.owner, "mail", [JOB])
     recover(bench, owner, [JOB])
@@ -174,7 +174,7 @@ def test_a_recovered_job_is_delivered_as_a_redelivered_one(bench):
 
 def test_a_token_is_greater_than_the_one_before_whatever_the_clocks_say(bench):
     owner, later = reaped(bench, JOB), 2**52
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "token", later)
+    bench.client.hset(bench.keys.history(digest(JOB)), "token", later)
     recover(bench, owner, [JOB])
     [claimed] = bench.claim(bench.owner()).jobs
     assert claimed.counters.token > later
@@ -217,7 +217,7 @@ def test_a_history_of_another_type_counts_as_none(bench):
     """It kept all jobs of its owner and queue where they were, in each pass."""
     other = payload(2)
     owner = reaped(bench, other, JOB)
-    bench.client.set(bench.keys.recoveries(digest(other)), "a text")
+    bench.client.set(bench.keys.history(digest(other)), "a text")
     assert recover(bench, owner, [JOB, other], Counters()) == [b"ok", b"ok"]
     assert {*bench.queue()} == {JOB, other}
     assert bench.counters(other).recoveries == bench.counters(JOB).recoveries == 1
@@ -227,7 +227,7 @@ def test_a_history_of_another_type_counts_as_none(bench):
 @pytest.mark.parametrize("history", ["{broken", "7"])
 def test_a_history_that_cannot_be_read_is_begun_anew(bench, history):
     owner = reaped(bench, JOB)
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "history", history)
+    bench.client.hset(bench.keys.history(digest(JOB)), "history", history)
     assert recover(bench, owner, [JOB], Counters()) == [b"ok"]
     assert len(bench.counters(JOB).history) == 1
 

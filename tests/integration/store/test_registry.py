@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.place import Place
+from celery_superfetch.model.owner_rank import OwnerRank
 from celery_superfetch.model.process import ProcessImage
 from celery_superfetch.store.database import Database
+from celery_superfetch.store.owner_registry import OwnerRegistry
 from celery_superfetch.store.redis.clients import cut, run_id
-from celery_superfetch.store.redis.connections import ours
-from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.redis.connections import with_client_defaults
 from support.waiting import eventually
 from support.workers.bench import elsewhere, ended_process
 
@@ -20,19 +20,19 @@ HERE = ProcessImage.current().host
 
 
 def test_a_registered_owner_is_there_with_all_its_facts(bench):
-    facts = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
-    score = bench.score(facts)
+    record = bench.owner(lists={"mail": 0, "slow": 60000}, pool=((7, "8"),), connections=(5,))
+    score = bench.score(record)
     assert abs(bench.database.server_time() - score) < 5000
-    read = bench.facts(facts)
-    assert read == facts.with_(registered_at=read.registered_at)
+    read = bench.record(record)
+    assert read == record.with_(registered_at=read.registered_at)
     assert read.registered_at == score
 
 
 def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench, owner):
-    first = bench.facts(owner).registered_at
+    first = bench.record(owner).registered_at
     bench.age(owner, 5000)
     bench.registry.register(owner.with_(lists={"mail": 0, "more": 0}))
-    again = bench.facts(owner)
+    again = bench.record(owner)
     assert again.registered_at == first
     assert set(again.lists) == {"mail", "more"}
     assert bench.score(owner) >= first
@@ -41,7 +41,7 @@ def test_registering_again_is_a_heartbeat_and_keeps_the_first_date(bench, owner)
 def test_a_reaped_owner_cannot_register(bench, owner):
     assert bench.mark(owner)
     assert bench.registry.register(owner).status == "reaped"
-    bench.client.delete(bench.keys.facts(owner.owner))
+    bench.client.delete(bench.keys.owner_record(owner.owner))
     assert bench.registry.register(owner).status == "reaped", "its lists are drained under its name"
     assert bench.registry.owners() == {}
 
@@ -51,7 +51,7 @@ def test_a_heartbeat_moves_the_score_and_writes_what_changed(bench, owner):
     beat = bench.registry.heartbeat(owner, 0, {"state": "stopping"})
     assert beat.status == "ok"
     assert bench.score(owner) == beat.now > old
-    read = bench.facts(owner)
+    read = bench.record(owner)
     assert read.state == "stopping"
     assert read.app == owner.app, "the rest is as it was"
 
@@ -61,15 +61,15 @@ def test_a_heartbeat_without_a_row_says_missing(bench, owner):
     assert bench.registry.heartbeat(owner, 0, {}).status == "missing"
     assert bench.registry.owners() == {}, "it writes nothing: owner alone could not be judged"
     bench.registry.register(owner)
-    bench.client.delete(bench.keys.facts(owner.owner))
+    bench.client.delete(bench.keys.owner_record(owner.owner))
     assert bench.registry.heartbeat(owner, 0, {"state": "stopping"}).status == "missing"
-    assert not bench.client.exists(bench.keys.facts(owner.owner))
+    assert not bench.client.exists(bench.keys.owner_record(owner.owner))
     bench.registry.register(owner)
     bench.client.delete(bench.keys.host(owner.process.host))
     assert bench.registry.heartbeat(owner, 0, {}).status == "missing", "peers here look there"
     bench.registry.register(owner)
     assert bench.registry.heartbeat(owner, 0, {}).status == "ok"
-    bench.client.delete(bench.keys.owners, bench.keys.facts(owner.owner))
+    bench.client.delete(bench.keys.owners, bench.keys.owner_record(owner.owner))
     assert bench.registry.heartbeat(owner, 0, {}).status == "unknown"
 
 
@@ -126,28 +126,28 @@ def test_a_heartbeat_returns_the_owners_of_its_own_host(bench):
     mine, neighbour = bench.owner(), bench.owner(ended_process())
     stranger = bench.owner(elsewhere())
     beat = bench.registry.heartbeat(mine, 0, {})
-    assert set(beat.neighbours) == {mine.owner, neighbour.owner}
-    assert bench.registry.heartbeat(stranger, 0, {}).neighbours == (stranger.owner,)
+    assert set(beat.host_owners) == {mine.owner, neighbour.owner}
+    assert bench.registry.heartbeat(stranger, 0, {}).host_owners == (stranger.owner,)
 
 
 # -- places
 
 
-def places(bench: Any, owners: list[Any]) -> list[Place]:
-    return [bench.registry.heartbeat(owner, 0, {}, waits=True).place for owner in owners]
+def places(bench: Any, owners: list[Any]) -> list[OwnerRank]:
+    return [bench.registry.heartbeat(owner, 0, {}, waits=True).rank for owner in owners]
 
 
 def test_owners_of_the_same_lists_have_ranks_in_the_order_of_their_names(bench):
     owners = [bench.owner(elsewhere(f"h{n}"), group="one") for n in range(3)]
     others = [bench.owner(elsewhere(f"i{n}"), group="two") for n in range(2)]
     places(bench, owners + others)
-    assert places(bench, owners) == [Place(0, 3, 3), Place(1, 3, 3), Place(2, 3, 3)]
-    assert places(bench, others) == [Place(0, 2, 2), Place(1, 2, 2)]
-    assert bench.registry.heartbeat(owners[1], 0, {}).place == Place(1, 3, 2), "it waits no more"
+    assert places(bench, owners) == [OwnerRank(0, 3, 3), OwnerRank(1, 3, 3), OwnerRank(2, 3, 3)]
+    assert places(bench, others) == [OwnerRank(0, 2, 2), OwnerRank(1, 2, 2)]
+    assert bench.registry.heartbeat(owners[1], 0, {}).rank == OwnerRank(1, 3, 2), "it waits no more"
 
 
 def test_an_owner_without_a_group_has_no_rank(bench, owner):
-    assert bench.registry.heartbeat(owner, 0, {}).place == Place()
+    assert bench.registry.heartbeat(owner, 0, {}).rank == OwnerRank()
     assert not bench.client.exists(bench.keys.ranks)
 
 
@@ -156,8 +156,8 @@ def test_who_serves_other_lists_leaves_the_ranks_of_the_former_ones(bench):
     places(bench, [one, two])
     moved = one.with_(group="two")
     changed = {"group": "two"}
-    assert bench.registry.heartbeat(moved, 0, changed, waits=True).place == Place(0, 1, 1)
-    assert places(bench, [two]) == [Place(0, 1, 1)]
+    assert bench.registry.heartbeat(moved, 0, changed, waits=True).rank == OwnerRank(0, 1, 1)
+    assert places(bench, [two]) == [OwnerRank(0, 1, 1)]
 
 
 @pytest.mark.parametrize("way", ["mark", "leave"])
@@ -168,7 +168,7 @@ def test_who_goes_leaves_the_ranks(bench, way):
         assert bench.mark(one)
     else:
         assert bench.registry.leave(one, 0) == 0
-    assert places(bench, [two]) == [Place(0, 1, 1)]
+    assert places(bench, [two]) == [OwnerRank(0, 1, 1)]
     assert bench.registry.leave(two, 0) == 0
     assert not bench.client.exists(bench.keys.ranks)
 
@@ -176,9 +176,9 @@ def test_who_goes_leaves_the_ranks(bench, way):
 def test_the_rows_of_an_owner_whose_keys_were_evicted_are_removed_by_the_next_one(bench):
     one, two = (bench.owner(elsewhere(name), group="one") for name in "ab")
     places(bench, [one, two])
-    bench.client.delete(bench.keys.facts(one.owner))
+    bench.client.delete(bench.keys.owner_record(one.owner))
     bench.client.zrem(bench.keys.owners, one.owner)
-    eventually(lambda: places(bench, [two]) == [Place(0, 1, 1)], 5)
+    eventually(lambda: places(bench, [two]) == [OwnerRank(0, 1, 1)], 5)
     assert bench.client.zcard(bench.keys.ranks) == 2
 
 
@@ -187,8 +187,8 @@ def test_a_key_of_another_type_in_the_place_of_the_ranks_tells_no_rank(bench):
     bench.client.delete(bench.keys.ranks)
     bench.client.set(bench.keys.ranks, "text")
     heard = bench.registry.heartbeat(owner, 0, {"state": "stopping"}, waits=True)
-    assert (heard.status, heard.place) == ("ok", Place())
-    assert bench.facts(owner).state == "stopping"
+    assert (heard.status, heard.rank) == ("ok", OwnerRank())
+    assert bench.record(owner).state == "stopping"
     assert bench.registry.leave(owner, 0) == 0
 
 
@@ -204,13 +204,13 @@ def test_a_user_who_may_not_ask_for_ranks_is_heard_all_the_same(bench, forbidden
     try:
         # A client of its own: the server closes the connections of a user that is deleted.
         with redis.Redis(**where, username=user, password="x") as alone:
-            heard = Registry(Database(alone, bench.config)).heartbeat(
+            heard = OwnerRegistry(Database(alone, bench.config)).heartbeat(
                 owner, 0, {"state": "stopping"}, waits=True
             )
     finally:
         bench.client.acl_deluser(user)
-    assert (heard.status, heard.place) == ("ok", Place())
-    assert bench.facts(owner).state == "stopping"
+    assert (heard.status, heard.rank) == ("ok", OwnerRank())
+    assert bench.record(owner).state == "stopping"
 
 
 def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
@@ -218,7 +218,7 @@ def test_a_mark_needs_the_score_the_verdict_was_built_on(bench, owner):
     bench.registry.heartbeat(owner, 0, {})
     assert not bench.registry.mark(owner, seen, 60, "gone")
     assert owner.owner in bench.registry.owners()
-    assert bench.facts(owner).state == "running"
+    assert bench.record(owner).state == "running"
     assert bench.mark(owner), "the control"
 
 
@@ -238,49 +238,49 @@ def test_a_mark_that_meets_a_key_of_another_type_changes_nothing(bench, owner, k
 def test_a_mark_is_set_once(bench, owner):
     score = bench.score(owner)
     first, *others = [bench.registry.mark(owner, score, 60, "gone") for _ in range(3)]
-    assert first == owner.with_(state="reaped", was="running")
+    assert first == owner.with_(state="reaped", state_before_reap="running")
     assert others == [None, None]
     assert bench.stat("owners_reaped") == 1
 
 
 @pytest.mark.parametrize("state", ["running", "stopping"])
 def test_a_mark_leaves_a_tombstone_that_knows_the_state_before(bench, state):
-    facts = bench.owner(state=state)
-    ran, _ = bench.give(facts, "mail", [b"ran", b"waited"])
+    record = bench.owner(state=state)
+    ran, _ = bench.give(record, "mail", [b"ran", b"waited"])
     bench.run_one(ran)
-    marked = bench.mark(facts)
-    read = bench.facts(facts)
+    marked = bench.mark(record)
+    read = bench.record(record)
     assert read == marked
-    assert (read.state, read.was, read.ran) == ("reaped", state, 1)
-    assert read.lists == facts.lists
-    until = bench.registry.tombstones()[facts.owner] - bench.database.server_time()
+    assert (read.state, read.state_before_reap, read.ran_at_reap) == ("reaped", state, 1)
+    assert read.lists == record.lists
+    until = bench.registry.tombstones()[record.owner] - bench.database.server_time()
     assert 50_000 < until <= 60_000
-    kept = bench.keys.facts(facts.owner)
+    kept = bench.keys.owner_record(record.owner)
     assert bench.client.ttl(kept) == -1, "while it is listed"
-    bench.registry.drop_tombstone(facts.owner)
+    bench.registry.drop_tombstone(record.owner)
     assert 0 < bench.client.ttl(kept) <= 86400
     assert not bench.client.smembers(bench.keys.host(HERE))
 
 
 def test_leaving_takes_every_key_along(bench):
-    facts = bench.owner(lists=["mail", "slow"])
-    bench.client.hset(bench.keys.private(facts.owner), "w7:mail", "")  # a note without its claim
-    assert bench.registry.leave(facts, 0) == 0
+    record = bench.owner(lists=["mail", "slow"])
+    bench.client.hset(bench.keys.private(record.owner), "w7:mail", "")  # a note without its claim
+    assert bench.registry.leave(record, 0) == 0
     assert bench.key_names() == {bench.keys.served}
     assert sorted(bench.registry.served()) == ["mail", "slow"]
 
 
 def test_leaving_is_refused_while_jobs_are_left(bench):
-    facts = bench.owner(lists=["mail", "slow"])
+    record = bench.owner(lists=["mail", "slow"])
     before = bench.key_names()
-    one, two = bench.give(facts, "slow", [b"1", b"2"])
+    one, two = bench.give(record, "slow", [b"1", b"2"])
     bench.run_one(one)
-    bench.land(facts, "mail", b"3")
-    assert bench.registry.leave(facts, 0) == 3
-    kept = bench.keys.private(facts.owner), bench.keys.landing(facts.owner, "mail")
+    bench.land(record, "mail", b"3")
+    assert bench.registry.leave(record, 0) == 3
+    kept = bench.keys.private(record.owner), bench.keys.landing(record.owner, "mail")
     assert bench.key_names() == before | {*kept, bench.keys.served}
-    assert bench.held(facts) == [two, one]
-    assert facts.owner in bench.registry.owners()
+    assert bench.held(record) == [two, one]
+    assert record.owner in bench.registry.owners()
 
 
 def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench, owner):
@@ -289,11 +289,11 @@ def test_leaving_with_a_claim_on_its_way_leaves_a_tombstone(bench, owner):
     [(name, until)] = bench.registry.tombstones().items()
     assert name == owner.owner
     assert 0 < until - bench.database.server_time() <= 20_000
-    assert bench.facts(owner).state == "reaped"
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) == -1
+    assert bench.record(owner).state == "reaped"
+    assert bench.client.ttl(bench.keys.owner_record(owner.owner)) == -1
     assert bench.registry.leave(owner, 20) == 0, "it heard no answer: nobody took it for dead"
     bench.registry.drop_tombstone(owner.owner)
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
+    assert bench.client.ttl(bench.keys.owner_record(owner.owner)) > 0
 
 
 def test_leaving_after_it_was_reaped_changes_nothing(bench, owner):
@@ -307,37 +307,39 @@ UNKNOWN = "web-9|4|0123456789ab"
 
 def test_an_unknown_owner_is_adopted_with_its_list_and_no_job_moves(bench):
     bench.give(UNKNOWN, "a:b", [b"1"])
-    assert bench.registry.adopt(UNKNOWN, {"a:b"})
+    assert bench.registry.register_unknown_owner(UNKNOWN, {"a:b"})
     assert set(bench.registry.owners()) == {UNKNOWN}
-    facts = bench.facts(UNKNOWN)
-    assert (facts.process.host, facts.process.pid) == ("web-9", 4)
-    assert facts.lists == {"a:b": 0}
-    assert (facts.heartbeat_interval, facts.owner_ttl) == (5, 60)
+    record = bench.record(UNKNOWN)
+    assert (record.process.host, record.process.pid) == ("web-9", 4)
+    assert record.lists == {"a:b": 0}
+    assert (record.heartbeat_interval, record.owner_ttl) == (5, 60)
     assert bench.private(UNKNOWN, "a:b") == [b"1"]
-    assert not bench.registry.adopt(UNKNOWN, {"a:b"})
+    assert not bench.registry.register_unknown_owner(UNKNOWN, {"a:b"})
 
 
 def test_a_list_that_its_owner_did_not_register_is_listed(bench):
-    facts = bench.owner(lists={"mail": 60000})
-    bench.give(facts.owner, "slow", [b"1"])
+    record = bench.owner(lists={"mail": 60000})
+    bench.give(record.owner, "slow", [b"1"])
     before = bench.registry.owners()
-    assert bench.registry.adopt(facts.owner, {"slow"})
-    read = bench.facts(facts)
+    assert bench.registry.register_unknown_owner(record.owner, {"slow"})
+    read = bench.record(record)
     assert read.lists == {"mail": 60000, "slow": 0}
     assert bench.registry.owners() == before
-    assert not bench.registry.adopt(facts.owner, {"slow"})
+    assert not bench.registry.register_unknown_owner(record.owner, {"slow"})
 
 
 def test_a_forgotten_tombstone_is_listed_again_not_registered(bench, owner):
     """For a claim that landed after its tombstone was taken off the list, and for nothing else."""
     bench.mark(owner)
     bench.registry.drop_tombstone(owner.owner)
-    assert not bench.registry.adopt(owner.owner, set())
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 0
+    assert not bench.registry.register_unknown_owner(owner.owner, set())
+    assert bench.client.ttl(bench.keys.owner_record(owner.owner)) > 0
     assert not bench.registry.tombstones()
     bench.give(owner.owner, "mail", [b"1"])
-    assert bench.registry.adopt(owner.owner, {"mail"})
-    assert bench.client.ttl(bench.keys.facts(owner.owner)) > 300 * 86400, "while it is listed"
+    assert bench.registry.register_unknown_owner(owner.owner, {"mail"})
+    assert bench.client.ttl(bench.keys.owner_record(owner.owner)) > 300 * 86400, (
+        "while it is listed"
+    )
     assert set(bench.registry.tombstones()) == {owner.owner}
     assert bench.registry.owners() == {}
 
@@ -345,43 +347,43 @@ def test_a_forgotten_tombstone_is_listed_again_not_registered(bench, owner):
 def test_an_owner_whose_row_alone_was_lost_gets_its_row_back(bench, owner):
     bench.give(owner.owner, "mail", [b"1"])
     bench.client.delete(bench.keys.owners)
-    assert bench.registry.adopt(owner.owner, {"mail"})
-    read = bench.facts(owner)
+    assert bench.registry.register_unknown_owner(owner.owner, {"mail"})
+    read = bench.record(owner)
     assert read.process == owner.process, "with the owner it had registered itself"
 
 
 def as_worker(url: str) -> redis.Redis:
     """One connection that says what each of a worker's says of itself."""
-    return redis.Redis.from_url(url, single_connection_client=True, **ours({}))
+    return redis.Redis.from_url(url, single_connection_client=True, **with_client_defaults({}))
 
 
 def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, url):
     run = run_id(bench.client)
     other = as_worker(url)
-    facts = bench.owner(connections=(other.client_id(),), run_id=run)
+    record = bench.owner(connections=(other.client_id(),), run_id=run)
     assert run
-    assert bench.registry.connected(facts, run) is True
-    assert bench.registry.connected(facts, "another run") is None
-    assert bench.registry.connected(facts.with_(run_id=""), "") is None
-    assert bench.registry.connected(facts.with_(connections=()), run) is None
+    assert bench.registry.connected(record, run) is True
+    assert bench.registry.connected(record, "another run") is None
+    assert bench.registry.connected(record.with_(run_id=""), "") is None
+    assert bench.registry.connected(record.with_(connections=()), run) is None
     other.close()
-    eventually(lambda: bench.registry.connected(facts, run) is False, 5)
+    eventually(lambda: bench.registry.connected(record, run) is False, 5)
 
 
 def test_cutting_an_owners_connections_ends_them(bench, url):
     run = run_id(bench.client)
     with as_worker(url) as other:
-        facts = bench.owner(connections=(other.client_id(),), run_id=run)
-        cut(bench.client, "another run", facts.connections)
-        cut(bench.client, "", facts.connections)
-        assert bench.registry.connected(facts, run) is True
-        cut(bench.client, run, facts.connections)
-        eventually(lambda: bench.registry.connected(facts, run) is False, 5)
+        record = bench.owner(connections=(other.client_id(),), run_id=run)
+        cut(bench.client, "another run", record.connections)
+        cut(bench.client, "", record.connections)
+        assert bench.registry.connected(record, run) is True
+        cut(bench.client, run, record.connections)
+        eventually(lambda: bench.registry.connected(record, run) is False, 5)
 
 
 def test_a_prefix_keeps_two_registries_apart(make_bench):
     one, two = make_bench(global_keyprefix="one:"), make_bench(global_keyprefix="two:")
-    facts = one.owner()
-    assert set(one.registry.owners()) == {facts.owner}
+    record = one.owner()
+    assert set(one.registry.owners()) == {record.owner}
     assert two.registry.owners() == {}
     assert all(name.startswith("one:") for name in one.key_names())

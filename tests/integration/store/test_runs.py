@@ -12,7 +12,7 @@ from celery_superfetch.model.config import Config
 from celery_superfetch.store import runs
 from celery_superfetch.store.database import Database
 from celery_superfetch.store.redis.scripts import Scripts
-from celery_superfetch.store.runs import MOST, Runs
+from celery_superfetch.store.runs import PAIRS_MAX, Runs
 from celery_superfetch.worker.run_counts import RunCounts
 from support.servers.server import free_port
 
@@ -20,7 +20,7 @@ from support.servers.server import free_port
 def test_how_it_ended_is_what_it_raised(bench):
     counts = RunCounts()
     for error in (None, ValueError(), Retry(), Ignore(), Reject(), None):
-        counts.note("mail", "t", error, 0.5)
+        counts.count_run("mail", "t", error, 0.5)
     counts.count(bench.database)
     found = Runs(bench.database).counts()
     assert found.ends == {
@@ -37,7 +37,7 @@ def test_how_it_ended_is_what_it_raised(bench):
 def test_workers_add_up_and_count_each_run_once(bench):
     for _ in range(2):
         counts = RunCounts()
-        counts.note("mail", "t", None, 7200.5)
+        counts.count_run("mail", "t", None, 7200.5)
         counts.count(bench.database)
         counts.count(bench.database)
     found = Runs(bench.database).counts()
@@ -48,11 +48,11 @@ def test_workers_add_up_and_count_each_run_once(bench):
 
 def test_while_the_server_is_away_counts_are_kept(bench):
     counts = RunCounts()
-    counts.note("mail", "t", None, 1)
+    counts.count_run("mail", "t", None, 1)
     away = Database(redis.Redis(port=free_port(), retry=None), Config())
     with pytest.raises(redis.ConnectionError):
         counts.count(away)
-    counts.note("mail", "t", None, 1)
+    counts.count_run("mail", "t", None, 1)
     counts.count(bench.database)
     assert Runs(bench.database).counts().ends == {("succeeded", "mail", "t"): 2}
 
@@ -60,8 +60,8 @@ def test_while_the_server_is_away_counts_are_kept(bench):
 def test_one_script_adds_so_many_counters_and_each_once(bench, monkeypatch):
     """Where the server goes in the middle, what it has is not added again."""
     counts, add = RunCounts(), Scripts.run
-    for number in range(MOST):
-        counts.note(f"q{number}", f"t{number}", None, 1)
+    for number in range(PAIRS_MAX):
+        counts.count_run(f"q{number}", f"t{number}", None, 1)
     sent = list[int]()
 
     def run(self: Scripts, name: str, keys: Any, args: Any) -> Any:
@@ -74,43 +74,43 @@ def test_one_script_adds_so_many_counters_and_each_once(bench, monkeypatch):
     with pytest.raises(redis.ConnectionError):
         counts.count(bench.database)
     counts.count(bench.database)
-    assert max(sent) <= 2 * runs.COUNTED + 20
-    assert sum(Runs(bench.database).counts().ends.values()) == MOST
+    assert max(sent) <= 2 * runs.COUNTERS_PER_SCRIPT + 20
+    assert sum(Runs(bench.database).counts().ends.values()) == PAIRS_MAX
 
 
 def test_rows_are_bounded_and_no_run_is_left_out(bench):
     counts = RunCounts()
-    for number in range(MOST + 7):
-        counts.note("mail", f"t{number}", None, 1)
-    counts.note("mail", "t0", None, 1)
+    for number in range(PAIRS_MAX + 7):
+        counts.count_run("mail", f"t{number}", None, 1)
+    counts.count_run("mail", "t0", None, 1)
     counts.count(bench.database)
     ends = Runs(bench.database).counts().ends
-    assert len(ends) == MOST + 1
+    assert len(ends) == PAIRS_MAX + 1
     assert ends["succeeded", "mail", "t0"] == 2
     assert ends["succeeded", "mail", ""] == 7
 
 
 def test_the_queues_of_one_worker_are_bounded(bench):
     counts = RunCounts()
-    for number in range(3 * MOST):
-        counts.note(f"tenant-{number}", "t", None, 1)
+    for number in range(3 * PAIRS_MAX):
+        counts.count_run(f"tenant-{number}", "t", None, 1)
     counts.count(bench.database)
     ends = Runs(bench.database).counts().ends
-    assert len(ends) == 2 * MOST + 1
-    assert sum(ends.values()) == 3 * MOST
-    assert ends["succeeded", "", ""] == MOST
-    counts.note("one more", "another", None, 1)
+    assert len(ends) == 2 * PAIRS_MAX + 1
+    assert sum(ends.values()) == 3 * PAIRS_MAX
+    assert ends["succeeded", "", ""] == PAIRS_MAX
+    counts.count_run("one more", "another", None, 1)
     counts.count(bench.database)
     assert Runs(bench.database).counts().ends["succeeded", "one more", "another"] == 1
 
 
 def test_the_rows_of_all_workers_are_bounded_and_no_run_is_left_out(bench, monkeypatch):
     """Each dynamic queue left a row for ever."""
-    monkeypatch.setattr(runs, "MOST_ROWS", 20)
+    monkeypatch.setattr(runs, "ROWS_MAX", 20)
     for number in range(50):  # each a worker of its own
         counts = RunCounts()
-        counts.note(f"tenant-{number}", f"t{number}", None, 1)
-        counts.note("mail", "t", None, 1)
+        counts.count_run(f"tenant-{number}", f"t{number}", None, 1)
+        counts.count_run("mail", "t", None, 1)
         counts.count(bench.database)
     found = Runs(bench.database).counts()
     assert bench.client.zcard(bench.keys.run_rows) <= 20 + 2
@@ -122,14 +122,14 @@ def test_the_rows_of_all_workers_are_bounded_and_no_run_is_left_out(bench, monke
 def test_what_was_silent_for_a_week_goes_and_a_histogram_goes_as_a_whole(bench):
     counts = RunCounts()
     for task, seconds in (("old", 0.1), ("old", 7200.5), ("new", 0.1), ("new", 7200.5)):
-        counts.note(f"of {task}", task, None, seconds)
+        counts.count_run(f"of {task}", task, None, seconds)
     counts.count(bench.database)
     rows = bench.client.zrange(bench.keys.run_rows, 0, -1)
     week = runs.SILENT_MS + 60_000
     for row in rows:
         if row.endswith(b"old"):
             bench.client.zincrby(bench.keys.run_rows, -week, row)
-    counts.note("of new", "new", None, 0.1)  # its other times are as old
+    counts.count_run("of new", "new", None, 0.1)  # its other times are as old
     counts.count(bench.database)
     found = Runs(bench.database).counts()
     assert found.ends == {("succeeded", "of new", "new"): 3}

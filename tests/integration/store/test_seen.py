@@ -12,20 +12,20 @@ from kombu import Queue
 
 from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.store import queues
-from celery_superfetch.store.history import MOST, History
-from celery_superfetch.store.holdings import (
-    BATCH,
-    CHUNK,
+from celery_superfetch.store.in_flight_jobs import (
+    OWNERS_PER_SCRIPT,
     PARKED,
+    PLACES_PER_SCRIPT,
     PROBATION,
     RESERVED,
-    Holding,
-    Holdings,
-    Place,
+    InFlightCounts,
+    InFlightJobs,
+    JobPlace,
     SeenJob,
 )
 from celery_superfetch.store.private_lists import STEPS
 from celery_superfetch.store.queues import Queues
+from celery_superfetch.store.stats import DEATHS_MAX, Stats
 from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -42,19 +42,19 @@ def test_what_an_owner_holds_is_told_apart(bench):
     bench.push("mail", ONE, TWO)
     bench.claim(owner, starts=1)
     bench.claimed(owner, THREE)
-    found = Holdings(bench.database).of([owner.owner, idle.owner, "nobody|1|x"])
+    found = InFlightJobs(bench.database).counts([owner.owner, idle.owner, "nobody|1|x"])
     assert found == {
-        owner.owner: Holding(running=1, reserved=2),
-        idle.owner: Holding(),
-        "nobody|1|x": Holding(),
+        owner.owner: InFlightCounts(running=1, reserved=2),
+        idle.owner: InFlightCounts(),
+        "nobody|1|x": InFlightCounts(),
     }
 
 
 def test_many_owners_are_counted_by_a_few_scripts(bench):
-    owners = [bench.owner().owner for _ in range(CHUNK + 1)]
+    owners = [bench.owner().owner for _ in range(OWNERS_PER_SCRIPT + 1)]
     bench.give(owners[-1], "mail", [ONE])
     before = calls(bench.client, "evalsha")
-    found = Holdings(bench.database).of(owners)
+    found = InFlightJobs(bench.database).counts(owners)
     assert calls(bench.client, "evalsha") == before + 2
     assert found[owners[-1]].reserved == 1
 
@@ -64,21 +64,21 @@ def test_a_look_ends_although_what_it_looked_at_has_gone(bench, place):
     """All the rest was acked between two pages: its script turned until somebody killed it, and
     nobody else was served."""
     owner, last = bench.owner().owner, bench.owner().owner
-    places = [Place(place, owner, "" if place == RESERVED else "mail"), Place(RESERVED, last)]
+    places = [JobPlace(place, owner, "" if place == RESERVED else "mail"), JobPlace(RESERVED, last)]
     bench.give(last, "mail", [ONE])
     key = {
         RESERVED: bench.keys.private(owner),
         PARKED: bench.keys.parked_of("mail"),
         PROBATION: bench.keys.probation("mail"),
     }[place]
-    jobs = {str(number): payload(number) for number in range(4 * BATCH)}
+    jobs = {str(number): payload(number) for number in range(4 * PLACES_PER_SCRIPT)}
     if place == PARKED:
         bench.client.zadd(key, {raw: number for number, raw in enumerate(jobs.values())})
     elif place == RESERVED:
         bench.client.hset(key, mapping={f"{n}:mail": raw for n, raw in jobs.items()})
     else:
         bench.client.rpush(key, *jobs.values())
-    pages = Holdings(bench.database).jobs(places, len(jobs))
+    pages = InFlightJobs(bench.database).jobs(places, len(jobs))
     assert next(pages), "there is more"
     bench.client.delete(key)
     assert [found.payload for some in pages for found in some] == [ONE]
@@ -88,10 +88,10 @@ def test_a_look_shows_what_runs_then_the_oldest_claims_and_what_landed(bench, ow
     one, two, three = bench.give(owner, "mail", [ONE, TWO, THREE])
     bench.run_one(two)
     bench.land(owner, "mail", b"landed")
-    mine, landing = Place(RESERVED, owner.owner), Place(RESERVED, owner.owner, "mail")
+    mine, landing = JobPlace(RESERVED, owner.owner), JobPlace(RESERVED, owner.owner, "mail")
     order = [(mine, two, True), (mine, one, False), (mine, three, False)]
     expected = [SeenJob(place, job.payload, job.claim_id, runs) for place, job, runs in order]
-    pages = Holdings(bench.database).jobs([mine, landing], 100)
+    pages = InFlightJobs(bench.database).jobs([mine, landing], 100)
     assert [*chain(*pages)] == [*expected, SeenJob(landing, b"landed")]
 
 
@@ -102,7 +102,7 @@ def test_what_landed_is_in_flight_and_begins_with_nobody(bench):
     bench.run_one(job)
     bench.land(owner, "slow", TWO, THREE)
     bench.run_one(job._replace(claim_id="ff:mail"))
-    found = Holdings(bench.database).of([owner.owner])[owner.owner]
+    found = InFlightJobs(bench.database).counts([owner.owner])[owner.owner]
     assert dict(found.lists) == {"mail": 1, "slow": 2}
     assert found.in_flight == 3
 
@@ -111,19 +111,19 @@ def test_a_note_is_no_job_and_an_empty_list_no_row(bench):
     owner = bench.owner(lists=["mail"])
     [job] = bench.give(owner, "mail", [ONE])
     bench.client.hset(bench.keys.private(owner.owner), STEPS + job.claim_id, ",one")
-    look = Holdings(bench.database)
-    assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 1}
+    look = InFlightJobs(bench.database)
+    assert dict(look.counts([owner.owner])[owner.owner].lists) == {"mail": 1}
     bench.client.hset(bench.keys.private("odd|1|x"), "odd", "by hand")
-    assert dict(look.of(["odd|1|x"])["odd|1|x"].lists) == {"odd": 1}
+    assert dict(look.counts(["odd|1|x"])["odd|1|x"].lists) == {"odd": 1}
     bench.land(owner, "mail", TWO)
-    assert dict(look.of([owner.owner])[owner.owner].lists) == {"mail": 2}, "its only list"
+    assert dict(look.counts([owner.owner])[owner.owner].lists) == {"mail": 2}, "its only list"
     more = bench.owner(lists=["mail", "slow", "broken"])
     bench.client.config_resetstat()
-    assert dict(look.of([more.owner])[more.owner].lists) == {}
+    assert dict(look.counts([more.owner])[more.owner].lists) == {}
     assert not calls(bench.client, "llen"), "one question tells"
     bench.land(more, "slow", TWO)
     bench.client.set(bench.keys.landing(more.owner, "broken"), "a text")
-    assert dict(look.of([more.owner])[more.owner].lists) == {"slow": 1}
+    assert dict(look.counts([more.owner])[more.owner].lists) == {"slow": 1}
 
 
 def pages(bench: Bench, *keys: str, most: int, room: int, page: int, at: str = "0") -> list[Any]:
@@ -157,8 +157,8 @@ def test_a_look_reads_until_it_is_enough(bench):
 def test_facts_that_cannot_be_read_hold_up_nobody(bench, lists):
     broken, whole = bench.owner(), bench.owner()
     bench.give(whole.owner, "mail", [ONE])
-    bench.client.hset(bench.keys.facts(broken.owner), "lists", lists)
-    found = Holdings(bench.database).of([broken.owner, whole.owner])
+    bench.client.hset(bench.keys.owner_record(broken.owner), "lists", lists)
+    found = InFlightJobs(bench.database).counts([broken.owner, whole.owner])
     assert [found[o.owner].in_flight for o in (broken, whole)] == [0, 1]
 
 
@@ -215,11 +215,11 @@ def test_the_oldest_job_of_a_queue_grows_old_while_it_is_the_next(bench):
 def test_a_pass_looks_once_at_each_list_however_many_there_are(bench):
     """It looked at all that are noted once more for each hundred that somebody serves: at two
     thousand lists forty thousand times."""
-    served = [f"served-{number}" for number in range(3 * queues.CHUNK)]
-    others = [f"other-{number}" for number in range(2 * queues.CHUNK)]
+    served = [f"served-{number}" for number in range(3 * queues.LISTS_PER_SCRIPT)]
+    others = [f"other-{number}" for number in range(2 * queues.LISTS_PER_SCRIPT)]
     for name in (*served, *others):
         bench.push(name, ONE)
-    Queues(bench.database).note(others)
+    Queues(bench.database).add_notes(others)
     bench.owner(lists=served)
     reaper = bench.reaper()
     report = reaper.reap()
@@ -228,7 +228,7 @@ def test_a_pass_looks_once_at_each_list_however_many_there_are(bench):
     assert calls(bench.client, "lindex") - before == len(served) + len(others)
     assert bench.client.hlen(bench.keys.oldest) == len(served) + len(others)
     assert report.seconds > seconds, "it is a part of the pass"
-    assert History(bench.database).last_pass()["seconds"] == str(round(report.seconds, 3))
+    assert Stats(bench.database).last_pass()["seconds"] == str(round(report.seconds, 3))
 
 
 @pytest.mark.parametrize(("served", "scripts"), [([], 2), (["mail"], 2), (["mail", "aside"], 1)])
@@ -236,7 +236,7 @@ def test_a_pass_asks_by_a_command_more_only_for_lists_that_it_does_not_know(benc
     """It asked which lists have a note, before it looked at any."""
     for name in ("mail", "aside"):
         bench.push(name, ONE)
-    Queues(bench.database).note(["aside"])
+    Queues(bench.database).add_notes(["aside"])
     before = calls(bench.client, "evalsha")
     Queues(bench.database).note_waiting(served)
     assert calls(bench.client, "evalsha") - before == scripts
@@ -246,7 +246,7 @@ def test_a_pass_asks_by_a_command_more_only_for_lists_that_it_does_not_know(benc
 def test_one_script_reads_so_many_bytes_of_the_oldest_jobs(bench):
     names = [f"queue-{number}" for number in range(12)]
     for name in names:
-        bench.push(name, b"x" * (queues.ROOM // 4))
+        bench.push(name, b"x" * (queues.MESSAGES_MAX_BYTES // 4))
     before = calls(bench.client, "evalsha")
     assert Queues(bench.database).oldest(names, notes=True).keys() == set(names)
     assert calls(bench.client, "evalsha") - before == 3
@@ -284,36 +284,36 @@ def test_a_key_of_another_type_is_no_queue(bench):
 def test_a_death_is_remembered_with_what_became_of_its_jobs(bench):
     owner = bench.dead_owner([ONE, TWO], node="mail@host")
     bench.reaper().reap()
-    [death] = History(bench.database).deaths()
+    [death] = Stats(bench.database).deaths()
     assert (death["owner"], death["node"], death["recovered"]) == (owner.owner, "mail@host", 2)
     assert death["reason"] == "its process is gone"
-    assert death["heard"] <= death["at"]
+    assert death["last_heartbeat"] <= death["at"]
 
 
 def test_deaths_are_capped(bench):
-    history = History(bench.database)
+    stats = Stats(bench.database)
     bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': n + 1 for n in range(3)})
-    history.died([(monotonic(), {"owner": "new"})])
-    assert [death["owner"] for death in history.deaths()] == ["new"], "the others are too old"
+    stats.record_deaths([(monotonic(), {"owner": "new"})])
+    assert [death["owner"] for death in stats.deaths()] == ["new"], "the others are too old"
     before = bench.database.server_time() - 1000
-    bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': before for n in range(MOST)})
-    history.died([(monotonic(), {"owner": "newest"})])
-    assert bench.client.zcard(bench.keys.deaths) == MOST
-    assert history.deaths(1)[0]["owner"] == "newest"
+    bench.client.zadd(bench.keys.deaths, {f'{{"owner": "{n}"}}': before for n in range(DEATHS_MAX)})
+    stats.record_deaths([(monotonic(), {"owner": "newest"})])
+    assert bench.client.zcard(bench.keys.deaths) == DEATHS_MAX
+    assert stats.deaths(1)[0]["owner"] == "newest"
 
 
 def test_a_pass_is_remembered_with_who_made_it(bench, owner):
-    history = History(bench.database)
-    assert history.last_pass() == {}
+    stats = Stats(bench.database)
+    assert stats.last_pass() == {}
     bench.push("mail", ONE)
     reaper = bench.reaper()
     record_pass(reaper, reaper.reap())
-    told = history.last_pass()
+    told = stats.last_pass()
     assert (told["owners"], told["errors"]) == ("1", "0")
     assert told["by"].endswith(f"pid {owner.process.pid}")
     assert bench.client.hkeys(bench.keys.oldest) == [b"mail"]
     assert 0 < bench.client.ttl(bench.keys.last_pass) <= 7 * 86_400
     bench.client.rpop("mail")
-    bench.client.hset(bench.keys.facts(owner.owner), "lists", "{}")
+    bench.client.hset(bench.keys.owner_record(owner.owner), "lists", "{}")
     record_pass(reaper, reaper.reap())
     assert bench.client.exists(bench.keys.oldest) == 0, "also of lists that nobody serves any more"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
-from celery_superfetch.model.job import Counters, digest
+from celery_superfetch.model.job import Counters, Job, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.strikes import Blame
-from support.workers.bench import payload
+from support.workers.bench import Bench, payload
 from support.workers.orphans import reaped, recover
 
 JOB = payload("1")
@@ -27,7 +27,7 @@ def test_a_suspect_waits_behind_those_that_wait_already(bench):
     assert bench.on_probation() == [first, second, third]
     assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
     assert bench.queue() == []
-    assert bench.counters(second).probation
+    assert bench.counters(second).solo_runs
 
 
 def test_probation_lasts_until_the_job_is_settled(bench):
@@ -56,13 +56,33 @@ def test_probation_lasts_until_the_job_is_settled(bench):
     assert bench.recorded(me) == []
 
 
+def test_a_history_that_may_not_be_marked_stays(own):
+    place = own.connection_pool.connection_kwargs
+    own.execute_command("ACL", "SETUSER", "worker", "on", ">pw", "~*", "&*", "+@all", "-hsetnx")
+    user = redis.Redis(port=place["port"], username="worker", password="pw")
+    key = Bench(own).keys.history(digest(JOB))
+    own.hset(key, "strikes", 2)
+    with pytest.raises(redis.ResponseError, match="hsetnx"):
+        Bench(user).lists.mark_suspect(Job("", "mail", JOB, "1:mail"))
+    assert own.hgetall(key) == {b"strikes": b"2"}
+    user.close()
+
+
+def test_what_is_no_history_is_replaced_and_named(bench, caplog):
+    key = bench.keys.history(digest(JOB))
+    bench.client.set(key, "a text")
+    bench.lists.mark_suspect(Job("", "mail", JOB, "1:mail"))
+    assert bench.client.hgetall(key) == {b"solo_runs": b"1"}
+    assert f"Key {key} was deleted: it must hold a job's history" in caplog.text
+
+
 def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
     first, second = payload(1), payload(2)
     bench.client.lpush(bench.keys.probation("mail"), first, second)
     bench.client.sadd(bench.keys.on_probation, "mail")
-    bench.client.hset(bench.keys.recoveries(digest(first)), "steps", ",one")
+    bench.client.hset(bench.keys.history(digest(first)), "steps", ",one")
 
-    def claim_alone(who: Facts = owner) -> list[Any]:
+    def claim_alone(who: OwnerRecord = owner) -> list[Any]:
         return bench.run(bench.lists.claim_suspect(who.owner, "mail"))
 
     assert claim_alone(bench.owner(register=False)) == [b"unregistered"]
@@ -85,9 +105,9 @@ def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
 def test_where_it_may_not_run_alone_it_is_no_suspect_any_more(bench):
     """Its own app may have no probation, where another's had put it there."""
     owner = reaped(bench, JOB)
-    bench.client.hset(bench.keys.recoveries(digest(JOB)), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(JOB)), "solo_runs", 1)
     [orphan] = bench.held(owner)
-    freed = replace(bench.recovery(orphan, Counters()), probation=0)
+    freed = replace(bench.recovery(orphan, Counters()), solo_runs=0)
     assert bench.run(bench.recoveries.recover([freed], 0, marked=True)) == [b"ok"]
     assert bench.queue() == [JOB]
-    assert not bench.client.hexists(bench.keys.recoveries(digest(JOB)), "probation")
+    assert not bench.client.hexists(bench.keys.history(digest(JOB)), "solo_runs")

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from celery_superfetch.store.redis.clients import cut, run_id, unblock
-from celery_superfetch.transport.fetch.reads import BlockingRead
+from celery_superfetch.transport.fetch.blocking_reads import BlockingRead
 from support.interruption import interrupted
 from support.servers.commands import blocked, calls
 from support.servers.proxy import FaultProxy

@@ -8,7 +8,7 @@ from typing import Any
 import kombu
 import pytest
 
-from celery_superfetch.store.private_lists import CLAIM_BYTES
+from celery_superfetch.store.private_lists import CLAIM_MAX_BYTES
 from celery_superfetch.transport.fetch.queue_lists import QueueLists
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
@@ -77,7 +77,7 @@ def test_the_queues_may_change_meanwhile(url, bench, others):
 
 
 def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench):
-    owner, large = bench.owner().owner, payload("x" * (CLAIM_BYTES // 4))
+    owner, large = bench.owner().owner, payload("x" * (CLAIM_MAX_BYTES // 4))
     bench.push("mail", *3 * [large])
     claims = bench.driver.claim(owner, ["mail"], 3, 1, [])
     assert len(claims.jobs) == 2
@@ -90,13 +90,13 @@ def test_a_claim_that_took_as_many_bytes_as_it_may_has_not_fallen_short(bench):
 def test_many_queues_are_consumed_and_given_up_without_a_look_at_all_for_each(url, monkeypatch):
     """A worker of 1,000 queues stood still for 5 s as it stopped, and at each reconnect."""
     served: list[int] = []
-    serve = QueueLists.serve
+    serve = QueueLists.set_queues
 
     def count(lists: QueueLists, queues: Mapping[str, list[str]], *args: Any) -> None:
         served.append(len(queues))
         serve(lists, queues, *args)
 
-    monkeypatch.setattr(QueueLists, "serve", count)
+    monkeypatch.setattr(QueueLists, "set_queues", count)
     with Inbox(url, *map(str, range(50)), "mail") as inbox:
         inbox.turn()
         inbox.consumer.cancel_by_queue("mail")
@@ -108,7 +108,7 @@ def test_many_queues_are_consumed_and_given_up_without_a_look_at_all_for_each(ur
 def test_a_channel_that_closes_asks_a_lost_server_no_more_often_for_many_queues(
     fresh_server, caplog
 ):
-    """What could not be given back was tried again for each: at a server that hangs, a worker of 20
+    """What Requeue failed was tried again for each: at a server that hangs, a worker of 20
     queues needed 24 times its ``socket_timeout`` to let go of its connection."""
     server = fresh_server()
     with Inbox(server.url(), *map(str, range(20)), "mail", prefetch=4) as inbox:
@@ -116,4 +116,4 @@ def test_a_channel_that_closes_asks_a_lost_server_no_more_often_for_many_queues(
         inbox.receive(1)
         assert len(inbox.channel.fetch.backlog) == 3
         server.kill()
-    assert caplog.text.count("could not be given back") <= 3
+    assert caplog.text.count("Requeue failed") <= 3

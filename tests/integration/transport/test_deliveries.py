@@ -34,8 +34,8 @@ def consuming(
             inbox.messages.append(message),
             settle(message),
         )
-        runner = inbox.connection.transport.cycle.runner = Executor()
-        runner.endless = loop == "synloop"  # Celery's, under gevent
+        executor = inbox.connection.transport.cycle.executor = Executor()
+        executor.endless = loop == "synloop"  # Celery's, under gevent
         inbox.consumer.consume()
         if loop == "hub":
             inbox.connection.register_with_event_loop(hub)
@@ -75,7 +75,7 @@ def busy(
 
 
 def test_a_turn_delivers_all_that_it_can_claim(url, bench, monkeypatch):
-    monkeypatch.setattr(poller, "DELIVERING", 60.0)
+    monkeypatch.setattr(poller, "DELIVERY_BUDGET_S", 60.0)
     bench.push("mail", *map(payload, range(20)))
     in_flight: list[int] = []
 
@@ -92,7 +92,7 @@ def test_a_turn_delivers_all_that_it_can_claim(url, bench, monkeypatch):
 
 def test_acks_go_together_and_are_sent_when_the_last_job_has_its(url, bench, monkeypatch):
     """The server has done with them by the time of the next claim, which is waited for."""
-    monkeypatch.setattr(poller, "DELIVERING", 60.0)
+    monkeypatch.setattr(poller, "DELIVERY_BUDGET_S", 60.0)
     bench.push("mail", *map(payload, range(6)))
 
     def settle(message: Any) -> None:
@@ -113,7 +113,7 @@ def test_jobs_without_end_keep_nothing_else_from_its_turn(url, bench, loop):
 
 
 def test_the_control_without_a_bound_they_do(url, bench, monkeypatch):
-    monkeypatch.setattr(poller, "DELIVERING", math.inf)
+    monkeypatch.setattr(poller, "DELIVERY_BUDGET_S", math.inf)
     with busy(url, "drain_events", bench) as (inbox, turn, news):
         eventually(lambda: turn() and len(inbox.messages) > 500, 30, 0)
         assert not news
@@ -149,14 +149,14 @@ def test_a_consumer_without_requests_may_begin_at_any_moment(url, bench):
 def test_a_job_whose_delivery_is_interrupted_is_delivered_again(url, bench):
     interruptions = [Late()]
 
-    def intercept(*_: Any) -> bool:
+    def apply_limits(*_: Any) -> bool:
         if interruptions:
             raise interruptions.pop()
         return False
 
     bench.push("mail", payload(1), payload(2))
     with Inbox(url, prefetch=2, consume=False) as inbox:
-        inbox.channel.intake = Intake(intercept=intercept)
+        inbox.channel.intake = Intake(apply_limits=apply_limits)
         inbox.consumer.consume()
         with pytest.raises(Late):
             inbox.receive(1)

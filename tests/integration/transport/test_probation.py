@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.model.job import digest
-from celery_superfetch.store.queues import ROOM, Room, Suspects
+from celery_superfetch.store.queues import MESSAGES_MAX_BYTES, QuiesceAnswer, Suspects
 from support.servers.commands import calls
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -29,22 +29,24 @@ def suspect(bench: Bench) -> bytes:
 def wait(bench: Bench, queue: str, job: bytes) -> None:
     bench.client.lpush(bench.keys.probation(queue), job)
     bench.client.sadd(bench.keys.on_probation, queue)
-    bench.client.hset(bench.keys.recoveries(digest(job)), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(job)), "solo_runs", 1)
 
 
-def room_for(bench: Bench, owner: str, *queues: str, first: float = LONG, work: int = MUCH) -> Room:
+def room_for(
+    bench: Bench, owner: str, *queues: str, first: float = LONG, work: int = MUCH
+) -> QuiesceAnswer:
     """As `Probation` asks."""
-    return Suspects(bench.database).make_room(owner, queues, first, work)
+    return Suspects(bench.database).ask_quiesce(owner, queues, first, work)
 
 
 def ask(bench: Bench, owner: str, *queues: str, **times: Any) -> int:
     """1 it rests, 0 it may not, -1 nothing waits."""
     room = room_for(bench, owner, *queues, **times)
-    return -1 if room.none else int(room.quiesces)
+    return -1 if room.no_suspects else int(room.quiesces)
 
 
 def rest(bench: Bench, field: str) -> int:
-    found: Any = bench.client.hget(bench.keys.rest, field)
+    found: Any = bench.client.hget(bench.keys.quiesce, field)
     return int(found)
 
 
@@ -56,7 +58,7 @@ def test_one_owner_of_a_database_rests_at_a_time(bench, suspect):
     assert ask(bench, "b", "post", "mail") == 0
     assert ask(bench, "a", "mail") == 1, "it goes on"
     assert rest(bench, "until") - rest(bench, "since") == LONG * 1000
-    kept = bench.client.pttl(bench.keys.rest) / (LONG * 1000)
+    kept = bench.client.pttl(bench.keys.quiesce) / (LONG * 1000)
     assert 1 < kept <= 1 + 2 * MUCH, "remembered beyond its end, and not for ever"
 
 
@@ -79,7 +81,7 @@ def test_a_suspect_for_which_a_quiesce_was_in_vain_runs_alongside_others_at_once
     assert not room_for(bench, "a", "mail", first=SHORT).alongside
     eventually(lambda: bench.database.server_time() > rest(bench, "until"))
     assert not room_for(bench, "b", "mail", first=SHORT).alongside, "the owner itself says so"
-    assert room_for(bench, "a", "mail", first=SHORT) == Room(False, False, True)
+    assert room_for(bench, "a", "mail", first=SHORT) == QuiesceAnswer(False, False, True)
     wait(bench, "mail", later)
     assert room_for(bench, "b", "mail").alongside
     claimed = bench.driver.claim_suspect_alongside(me, "mail")
@@ -91,8 +93,8 @@ def test_a_suspect_for_which_a_quiesce_was_in_vain_runs_alongside_others_at_once
     # It is recovered, and goes on as before: nobody quiesces for it again.
     assert bench.requeue(claimed.job) == 1
     assert bench.on_probation() == [suspect, later]
-    assert room_for(bench, "b", "mail") == Room(False, False, True)
-    assert bench.client.ttl(bench.keys.recoveries(digest(suspect))) > 0
+    assert room_for(bench, "b", "mail") == QuiesceAnswer(False, False, True)
+    assert bench.client.ttl(bench.keys.history(digest(suspect))) > 0
 
 
 def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(bench, suspect):
@@ -112,11 +114,11 @@ def test_a_rest_ends_when_a_suspect_had_its_turn_and_the_next_is_a_first_one(ben
 def test_a_rest_that_is_over_has_served_its_end_only_where_its_owner_says_so(bench, suspect):
     assert ask(bench, "a", "mail", first=SHORT) == 1
     eventually(lambda: bench.database.server_time() > rest(bench, "until"))
-    before = bench.client.hgetall(bench.keys.rest)
+    before = bench.client.hgetall(bench.keys.quiesce)
     bench.client.delete(bench.keys.probation("mail"))
     assert ask(bench, "a", "mail", first=SHORT) == -1, "somebody who was idle took it"
     assert ask(bench, "b", first=SHORT) == -1
-    assert bench.client.hgetall(bench.keys.rest) == before
+    assert bench.client.hgetall(bench.keys.quiesce) == before
     assert ask(bench, "a", first=SHORT) == -1
     assert rest(bench, "next") == SHORT * 1000, "the next is a first one"
     assert rest(bench, "until") > int(before[b"until"])
@@ -126,7 +128,7 @@ def test_nobody_rests_for_an_empty_list(bench, suspect):
     """C2: a purge left its member in the set."""
     bench.client.sadd(bench.keys.on_probation, "post")
     assert ask(bench, "a", "post") == -1
-    assert not bench.client.exists(bench.keys.rest)
+    assert not bench.client.exists(bench.keys.quiesce)
     assert bench.client.smembers(bench.keys.on_probation) == {b"mail"}
     assert ask(bench, "a", "mail") == 1
     bench.client.delete(bench.keys.probation("mail"))  # somebody who was idle took it
@@ -138,7 +140,7 @@ def test_nobody_rests_for_an_empty_list(bench, suspect):
 def test_a_clock_that_was_set_back_keeps_nobody_from_rest(bench, suspect):
     hour = bench.database.server_time() + 3_600_000
     latest = {"owner": "a", "since": hour, "until": hour + 1, "next": 7_200_000}
-    bench.client.hset(bench.keys.rest, mapping=latest)
+    bench.client.hset(bench.keys.quiesce, mapping=latest)
     assert ask(bench, "b", "mail") == 1
     assert rest(bench, "until") - rest(bench, "since") == LONG * 1000
 
@@ -156,7 +158,7 @@ def test_a_purge_leaves_nothing_of_a_queues_suspects(url, make_bench, prefix):
     assert not bench.on_probation()
 
 
-def in_vain(bench: Bench, jobs: int, size: int = 1) -> tuple[list[str], Room]:
+def in_vain(bench: Bench, jobs: int, size: int = 1) -> tuple[list[str], QuiesceAnswer]:
     """So many suspects of each of ten lists, and a quiesce for them that was in vain."""
     names = [f"queue-{number}" for number in range(10)]
     for name in names:
@@ -164,7 +166,7 @@ def in_vain(bench: Bench, jobs: int, size: int = 1) -> tuple[list[str], Room]:
             wait(bench, name, payload(number, name) + b" " * size)
     room_for(bench, "a", *names, first=SHORT, work=LITTLE)
     before = calls(bench.client, "lindex")
-    rooms = [Room(False, True, False)]
+    rooms = [QuiesceAnswer(False, True, False)]
 
     def is_over() -> bool:
         rooms.append(room_for(bench, "a", *names, first=SHORT, work=LITTLE))
@@ -180,7 +182,7 @@ def freed(bench: Bench, names: list[str]) -> list[int]:
     counts = []
     for name in names:
         jobs = bench.client.lrange(bench.keys.probation(name), 0, -1)
-        histories = [bench.keys.recoveries(digest(job)) for job in jobs]
+        histories = [bench.keys.history(digest(job)) for job in jobs]
         counts.append(sum(bench.client.hexists(history, "quiesced") for history in histories))
     return counts
 
@@ -191,6 +193,6 @@ def test_one_script_frees_no_more_suspects_of_many_lists_than_of_one(bench):
 
 
 def test_one_script_reads_no_more_bytes_of_suspects_than_it_has_room_for(bench):
-    names, room = in_vain(bench, 1, ROOM // 3)
+    names, room = in_vain(bench, 1, MESSAGES_MAX_BYTES // 3)
     assert room.alongside
     assert 1 <= sum(freed(bench, names)) <= 3

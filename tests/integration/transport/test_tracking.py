@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from celery_superfetch.model.config import Config
-from celery_superfetch.model.place import MOST_READS, Place
+from celery_superfetch.model.owner_rank import MOST_READS, OwnerRank
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.transport.fetch import reads as blocking
+from celery_superfetch.transport.fetch import blocking_reads as blocking
+from celery_superfetch.transport.fetch.blocking_reads import BLOCK_REFUSED_S, BlockingReads
 from celery_superfetch.transport.fetch.fetch_loop import AT_ONCE, POLL_INTERVAL
-from celery_superfetch.transport.fetch.reads import UNBLOCKABLE, BlockingReads
 from support.servers.commands import blocked, calls, looked
 from support.servers.server import Server
 from support.waiting import always, eventually
@@ -26,7 +26,7 @@ QUEUES = [f"mail-{number:02}" for number in range(20)]
 #: No connection waits on its lists.
 LAST = QUEUES[-1]
 #: Of a fleet where many wait: lists without a read are looked at.
-MANY = Place(0, 40, 40)
+MANY = OwnerRank(0, 40, 40)
 #: What a user needs for all but being told.
 UNTOLD = ("on", "nopass", "~*", "&*", "+@all", "-client", "+client|id", "+client|unblock")
 
@@ -43,7 +43,7 @@ def waits(inbox: Inbox) -> Inbox:
 
     def settled() -> bool:
         inbox.turn()
-        return len(told._arrivals.empty) == len(inbox.channel.lists.names) - MOST_READS
+        return len(told._tracker.empty) == len(inbox.channel.lists.names) - MOST_READS
 
     eventually(settled, message="every list is waited on, or tracked")
     return inbox
@@ -89,14 +89,14 @@ def test_the_control_a_server_that_may_not_tell_is_looked_at(server, caplog):
         assert inbox.receive(1) == ["late"]
     said = [r.getMessage() for r in caplog.records if "CLIENT TRACKING" in r.getMessage()]
     assert len(said) == 1
-    assert "looked at once a second" in said[0]
+    assert "checked once a second" in said[0]
 
 
 def test_a_connection_that_is_lost_is_replaced(inbox, server):
     told = inbox.channel.fetch.reads
-    lost = told._arrivals
+    lost = told._tracker
     kill(server, lost.connection)
-    eventually(lambda: inbox.turn() or told._arrivals not in (lost, None))
+    eventually(lambda: inbox.turn() or told._tracker not in (lost, None))
     publish(server.url(), LAST, "after")
     assert inbox.receive(1) == ["after"]
 
@@ -104,15 +104,15 @@ def test_a_connection_that_is_lost_is_replaced(inbox, server):
 def test_a_connection_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
     """A firewall forgot it: no report comes, and no reply either."""
     told = inbox.channel.fetch.reads
-    deaf = told._arrivals
+    deaf = told._tracker
     told.poller.unwatch(deaf.fd)
-    monkeypatch.setattr(blocking, "OVERDUE", 0.5)
+    monkeypatch.setattr(blocking, "READ_OVERDUE_S", 0.5)
     deaf._due = 0.0
     # Without a change it is checked once a second what to wait on.
     eventually(lambda: inbox.turn() or deaf.connection.waits_since, message="it asks again")
     deaf.connection._connection.read_response()  # the reply that never came
-    eventually(lambda: inbox.turn() or told._arrivals not in (deaf, None))
-    assert "the connection is replaced" in caplog.text
+    eventually(lambda: inbox.turn() or told._tracker not in (deaf, None))
+    assert "its connection is replaced" in caplog.text
 
 
 def test_after_a_flush_the_next_job_is_told_of(inbox, server):
@@ -154,9 +154,9 @@ def test_over_its_memory_limit_the_server_is_asked_to_block_on_a_few_at_a_time(s
     server.client().config_set("maxmemory", "1mb")
     with Inbox(server.url(), *QUEUES) as inbox:
         began = monotonic()
-        while monotonic() < began + 2 * UNBLOCKABLE:
+        while monotonic() < began + 2 * BLOCK_REFUSED_S:
             inbox.turn()
-        tries = (monotonic() - began) / UNBLOCKABLE + 1
+        tries = (monotonic() - began) / BLOCK_REFUSED_S + 1
         stats = server.client().info("commandstats")["cmdstat_blmove"]
         assert 0 < stats["rejected_calls"] + stats["failed_calls"] <= MOST_READS * tries
 
@@ -194,7 +194,7 @@ def test_where_the_server_may_not_tell_a_single_read_waits_and_the_others_are_lo
         eventually(lambda: inbox.turn() or calls(server.client(), "exists") >= before + 3)
         publish(server.url(), "post", "last", priority=9)
         assert inbox.receive(1) == ["last"]
-    assert "looked at once a second" in caplog.text
+    assert "checked once a second" in caplog.text
 
 
 def test_what_came_alone_only_gets_a_name_and_what_came_at_once_is_claimed(server):
@@ -237,14 +237,14 @@ def test_what_arrives_between_the_question_and_its_answer_is_not_missed(told):
     watcher, client = told
     watcher.queues_are_empty = True
     watcher._learn_of(["mail"], are_few=True)
-    arrivals = watcher._arrivals
-    eventually(lambda: arrivals.connection.can_read(0.1))  # the answer: there is none
+    tracker = watcher._tracker
+    eventually(lambda: tracker.connection.can_read(0.1))  # the answer: there is none
     client.lpush("mail", "job")
-    eventually(lambda: watcher._on_news() or [*watcher._news] == ["mail"])
+    eventually(lambda: watcher._on_report() or [*watcher._last_job_at] == ["mail"])
     assert watcher.queues_are_empty
-    assert arrivals.empty == set()
+    assert tracker.empty == set()
     watcher._learn_of(["mail"], are_few=True)
-    watcher._on_news()
+    watcher._on_report()
     assert not watcher.queues_are_empty
 
 
@@ -254,12 +254,12 @@ def test_what_is_there_already_is_told_of_until_it_is_gone(told):
     for _ in range(2):
         watcher.queues_are_empty = True
         watcher._learn_of(["mail"], are_few=True)
-        watcher._on_news()
+        watcher._on_report()
         assert not watcher.queues_are_empty
     client.delete("mail")
     watcher.queues_are_empty = True
     watcher._learn_of(["mail"], are_few=True)
-    watcher._on_news()
+    watcher._on_report()
     assert watcher.queues_are_empty
 
 
@@ -267,24 +267,24 @@ def test_an_answer_that_nobody_had_time_to_read_is_not_overdue(told, monkeypatch
     """A job ran in this thread meanwhile."""
     watcher, _ = told
     watcher._learn_of(["mail"], are_few=True)
-    first = watcher._arrivals
+    first = watcher._tracker
     eventually(lambda: first.connection.can_read(0.1))
-    monkeypatch.setattr(blocking, "OVERDUE", 0.0)
+    monkeypatch.setattr(blocking, "READ_OVERDUE_S", 0.0)
     watcher._learn_of(["mail"], are_few=True)
-    assert watcher._arrivals is first
+    assert watcher._tracker is first
     assert not caplog.records
 
 
 def test_what_is_known_is_not_asked_again(told):
     watcher, client = told
     watcher._learn_of(["mail", "urgent"], are_few=True)
-    watcher._on_news()
+    watcher._on_report()
     before = calls(client, "exists")
     watcher._learn_of(["mail", "urgent"], are_few=True)
     client.lpush("urgent", "job")
-    eventually(lambda: watcher._on_news() or watcher._arrivals.empty == {"mail"})
+    eventually(lambda: watcher._on_report() or watcher._tracker.empty == {"mail"})
     watcher._learn_of(["mail", "urgent"], are_few=True)
-    watcher._on_news()
+    watcher._on_report()
     assert calls(client, "exists") == before + 1
 
 
@@ -295,7 +295,7 @@ def test_where_many_wait_lists_without_a_read_are_looked_at_once_a_second(inbox,
     """Each report would wake all of them."""
     place(inbox, MANY)
     reads, client = inbox.channel.fetch.reads, server.client()
-    eventually(lambda: inbox.turn() or not reads._arrivals.tracking)
+    eventually(lambda: inbox.turn() or not reads._tracker.tracking)
     before = calls(client, "exists")
     inbox.turn(3 * POLL_INTERVAL)
     assert 1 <= calls(client, "exists") - before <= 4
@@ -305,12 +305,12 @@ def test_where_many_wait_lists_without_a_read_are_looked_at_once_a_second(inbox,
 
 
 def test_a_report_that_comes_while_tracking_ends_is_read(inbox, server):
-    arrivals = inbox.channel.fetch.reads._arrivals
+    tracker = inbox.channel.fetch.reads._tracker
     publish(server.url(), LAST, "now")
-    eventually(lambda: arrivals.connection.can_read(0.1))
+    eventually(lambda: tracker.connection.can_read(0.1))
     place(inbox, MANY)
     assert inbox.receive(1) == ["now"]
-    eventually(lambda: inbox.turn() or not arrivals.tracking)
+    eventually(lambda: inbox.turn() or not tracker.tracking)
     publish(server.url(), LAST, "then")
     assert inbox.receive(2) == ["now", "then"]
 
@@ -319,13 +319,15 @@ def test_the_place_says_on_which_lists_it_blocks(server):
     with Inbox(server.url(), *QUEUES) as inbox:
         reads = inbox.channel.fetch.reads
         eventually(lambda: inbox.turn() or reads.armed)
-        place(inbox, Place(3, 40, 40))
+        place(inbox, OwnerRank(3, 40, 40))
         reads.close()
         eventually(lambda: inbox.turn() or lists_of(reads) == {"mail-06", "mail-07"})
         assert len(reads.armed) == 2
 
 
-@pytest.mark.parametrize("wrong", [Place(9999, 1, 40), Place(7, 3, 1000), Place(0, 10**6, 0)])
+@pytest.mark.parametrize(
+    "wrong", [OwnerRank(9999, 1, 40), OwnerRank(7, 3, 1000), OwnerRank(0, 10**6, 0)]
+)
 def test_with_a_wrong_place_each_job_is_found(server, wrong):
     with Inbox(server.url(), *QUEUES) as inbox:
         place(inbox, wrong)
@@ -335,11 +337,11 @@ def test_with_a_wrong_place_each_job_is_found(server, wrong):
         assert sorted(inbox.said()) == QUEUES
 
 
-def place(inbox: Inbox, place: Place) -> None:
+def place(inbox: Inbox, place: OwnerRank) -> None:
     """Set the place of its owner for good."""
     owner = inbox.channel.owner
     owner.heartbeat_session._listener = Elsewhere(owner)
-    owner.place = place
+    owner.rank = place
 
 
 class Elsewhere:
@@ -352,6 +354,6 @@ class Elsewhere:
         return getattr(self._owner, name)
 
     def on_answer(self, *heard: Any) -> None:
-        place = self._owner.place
+        place = self._owner.rank
         self._owner.on_answer(*heard)
-        self._owner.place = place
+        self._owner.rank = place

@@ -106,7 +106,7 @@ def test_consumers_with_and_without_ack_on_one_channel(url, bench):
         assert inbox.receive(1) == ["m"]
         eventually(lambda: inbox.turn() or fast)
         [owner] = bench.registry.owners()
-        assert set(bench.facts(owner).lists) & {"replies"} == set()
+        assert set(bench.record(owner).lists) & {"replies"} == set()
         assert private_lists(bench) == {"mail"}
 
 
@@ -161,7 +161,7 @@ def test_a_queue_that_expires_goes_on_expiring(url, bench):
     with Inbox(url, queue) as inbox:
         inbox.receive(1)
         [owner] = bench.registry.owners()
-        assert bench.facts(owner).lists["temporary"] == 60_000
+        assert bench.record(owner).lists["temporary"] == 60_000
     assert len(bench.queue("temporary")) == 1
     assert 0 < bench.client.pttl("temporary") <= 60_000, "given back, it expires as before"
 
@@ -238,7 +238,7 @@ def test_two_connections_of_one_process_are_one_owner(url, bench):
         one.settle_in()
         two.settle_in()
         [owner] = bench.registry.owners()
-        assert {"mail", "slow"} <= set(bench.facts(owner).lists)
+        assert {"mail", "slow"} <= set(bench.record(owner).lists)
     assert bench.registry.owners() == {}
 
 

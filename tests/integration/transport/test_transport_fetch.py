@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from celery_superfetch.transport.fetch import reads
+from celery_superfetch.transport.fetch import blocking_reads
 from support.servers.commands import blocked
 from support.servers.faults import kill_connections
 from support.waiting import always, eventually
@@ -71,7 +71,8 @@ def test_no_more_is_claimed_than_the_prefetch_allows_by_blocking_reads_either(ur
 
 @pytest.mark.parametrize("queue", ["first", "last", "first\x06\x169"])
 def test_an_idle_consumer_is_woken_by_the_job(url, bench, queue, monkeypatch):
-    monkeypatch.setattr(reads, "BLOCK_TIMEOUT", 600)  # it is not woken by the end of its wait
+    # It is not woken by the end of its wait.
+    monkeypatch.setattr(blocking_reads, "BLOCK_TIMEOUT", 600)
     with Inbox(url, "first", "last") as inbox, looping(inbox):
         eventually(lambda: blocked(bench.client) >= 1)
         always(lambda: not inbox.messages, 0.3)
@@ -110,7 +111,7 @@ def test_jobs_for_all_reach_all_and_each_job_one(url, bench):
 def test_an_idle_consumer_does_not_poll(url, bench):
     with Inbox(url, "mail", "slow") as inbox, looping(inbox):
         eventually(lambda: blocked(bench.client) == 4, message="of 2 queues of 4 steps, and tracks")
-        eventually(lambda: len(inbox.channel.fetch.reads._arrivals.empty) == 4, message="tracks")
+        eventually(lambda: len(inbox.channel.fetch.reads._tracker.empty) == 4, message="tracks")
         before = sum(_calls(bench).values())
         always(lambda: blocked(bench.client) == 4, during=2, every=2)
         commands = sum(_calls(bench).values()) - before

@@ -33,7 +33,7 @@ def started(make_app: Callable[..., Celery], workers: ExitStack, url: str) -> Ca
             app.task(name=task.__name__, shared=False)(task)
         options = {"pool": pool, "loglevel": "INFO", "perform_ping_check": False}
         gate = workers.enter_context(start_worker(app, concurrency, **options)).superfetch_gate
-        eventually(lambda: gate.turns(), message="its loop turns")
+        eventually(lambda: gate.tick_count(), message="its loop turns")
         return gate
 
     return start

@@ -18,6 +18,7 @@ from celery_superfetch.store.runs import FAILED, SUCCEEDED, Runs
 from celery_superfetch.worker import gate as gate_module
 from celery_superfetch.worker.gate import sleep_until
 from celery_superfetch.worker.request import LeasedRequest
+from celery_superfetch.worker.settling import call_back
 from support.waiting import always, eventually
 from support.workers.inside import HERE, at_rest, owner_of
 
@@ -65,24 +66,24 @@ def test_a_loop_vouches_for_itself_unless_a_job_may_keep_it(workers, started, sh
     gate = started(pool)
     shop.run("a")
     if pool == "solo":
-        always(lambda: gate.turns() == 0, during=0.1)
+        always(lambda: gate.tick_count() == 0, during=0.1)
     else:
-        turns = gate.turns()
-        eventually(lambda: gate.turns() > turns)
+        turns = gate.tick_count()
+        eventually(lambda: gate.tick_count() > turns)
     ledger.release("a")
-    eventually(lambda: gate.turns())
+    eventually(lambda: gate.tick_count())
     workers.close()
-    assert gate.turns() == 0, "one that ended vouches for nothing"
-    gate.on_turn()
-    assert gate.turns() == 1
+    assert gate.tick_count() == 0, "one that ended vouches for nothing"
+    gate.on_tick()
+    assert gate.tick_count() == 1
 
 
 def test_what_fails_for_good_ends_the_loop_at_its_next_turn(started):
     gate = started()
-    gate.on_turn()
+    gate.on_tick()
     gate.failure = RuntimeError("on purpose")
     with pytest.raises(RuntimeError, match="on purpose"):
-        gate.on_turn()
+        gate.on_tick()
     gate.failure = None
 
 
@@ -120,10 +121,10 @@ def test_a_soft_time_limit_is_not_the_end_of_a_job(started, shop):
     gate, told = started("prefork"), []
     shop.run("a")
     [running] = gate.out
-    running._call_back(lambda **how: told.append(how), soft=True)
-    assert told == [{"soft": True}]
+    call_back(running, told.append, "its soft limit", is_end=False)
+    assert told == ["its soft limit"]
     assert gate.out == {running}
-    running._call_back(told.append, "the end")
+    call_back(running, told.append, "the end")
     assert told[1:] == ["the end"]
     assert not gate.out
 
@@ -169,7 +170,7 @@ def test_a_job_that_cannot_be_sent_to_a_process_is_put_aside_and_its_slot_is_fre
     eventually(lambda: "b" in ledger.finishes())
     eventually(lambda: at_rest(gate))
     assert ledger.runs() == {"b": 1}
-    assert "Celery failed while it discarded" not in caplog.text, "nobody else heard of it"
+    assert "Celery raised an error while it discarded" not in caplog.text, "nobody else heard of it"
 
 
 @pytest.mark.parametrize("pool", HERE)

@@ -15,14 +15,14 @@ from support.workers.inside import HERE, acknowledge, at_rest, late, owner_of, p
 
 def test_no_more_run_than_there_are_slots_and_the_next_begins_in_its_turn(started, shop, ledger):
     gate = started(concurrency=2)
-    assert (gate.free(), gate.reserve()) == (2, 0)
+    assert (gate.free(), gate.waiting_count()) == (2, 0)
     shop.run("a", "b")
     for name in "cd":
         shop.note.delay(name)
     waits(gate, 2)
-    assert (gate.free(), gate.reserve()) == (-2, 2)
+    assert (gate.free(), gate.waiting_count()) == (-2, 2)
     state.reserved_requests.clear()  # as Celery before 5.7 at a lost connection
-    assert (gate.free(), gate.reserve()) == (-2, 0)
+    assert (gate.free(), gate.waiting_count()) == (-2, 0)
     ledger.release("a")
     eventually(lambda: {"a", "c", "d"} <= ledger.finishes().keys())
     assert ledger.told("started")[-2:] == ["c", "d"]
@@ -54,7 +54,7 @@ def test_a_job_that_has_left_while_it_waits_does_not_start_here(started, shop, l
         first.delivery.requeue()
         ledger.release("a")
         eventually(lambda: "c" in ledger.finishes())
-    assert "does not start here: this worker no longer holds it" in caplog.text
+    assert "does not start on this worker: its ownership was lost" in caplog.text
     eventually(lambda: at_rest(gate) and db.settled())
     assert ledger.runs()["b"] == 1, "it went back to its queue"
     assert first.acknowledged
@@ -75,7 +75,7 @@ def test_beside_a_suspect_that_runs_alone_nothing_starts(started, shop, ledger, 
         ledger.release("b")
         eventually(lambda: len(gate.out) == 1)
         always(lambda: "c" not in ledger.starts(), during=0.1)
-    assert ("another runs alone here" in caplog.text) is not early
+    assert ("another job runs in isolation" in caplog.text) is not early
     ledger.release("a")
     eventually(lambda: at_rest(gate) and db.settled())
     assert ledger.runs() == {"a": 1, "b": 1, "c": 1}

@@ -15,11 +15,11 @@ from billiard.pool import LaxBoundedSemaphore
 from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous import Hub
 
-from celery_superfetch.model.permit import clock
+from celery_superfetch.model.start_permit import clock
 from celery_superfetch.worker.outcomes import TooLate, run_and_pack
 from celery_superfetch.worker.pool_process import PoolProcess
 from celery_superfetch.worker.pool_slots import PoolSlots
-from celery_superfetch.worker.prefork import keep_what_runs
+from celery_superfetch.worker.prefork import keep_running_jobs
 from celery_superfetch.worker.run_job import run_job
 from support.waiting import eventually
 
@@ -40,7 +40,7 @@ class Request:
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         self.accepted_by = pid
 
-    def on_success(self, outcome: Any) -> None:
+    def on_outcome(self, outcome: Any) -> None:
         if isinstance(outcome, TooLate):
             self.is_returned = True
         else:
@@ -61,7 +61,7 @@ class Bench:
         )
         self.freed: list[int] = []
         outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)
-        keep_what_runs(outer, lambda request: None)
+        keep_running_jobs(outer, lambda request: None)
         self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count), 4.0)
         self.shrink, self.flush = outer.shrink, outer.flush
         self.pool.register_with_event_loop(self.hub)
@@ -86,12 +86,12 @@ class Bench:
             run_and_pack,
             (run_job, due, CLAIM, *(call or (os.getpid,))),
             accept_callback=request.on_accepted,
-            callback=request.on_success,
+            callback=request.on_outcome,
         )
         return request
 
     def job_of(self, request: Request) -> Any:
-        [job] = [j for j in self.pool._cache.values() if j._callback == request.on_success]
+        [job] = [j for j in self.pool._cache.values() if j._callback == request.on_outcome]
         return job
 
     def pids(self) -> set[int]:

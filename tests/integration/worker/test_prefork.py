@@ -12,7 +12,7 @@ import pytest
 from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous import Hub
 
-from celery_superfetch.worker.prefork import forget_closed
+from celery_superfetch.worker.prefork import forget_closed_descriptors
 from support.waiting import eventually
 
 
@@ -33,7 +33,7 @@ def test_the_pipes_of_a_lost_child_are_forgotten_when_they_are_closed(processes,
     hub = Hub()
     processes.register_with_event_loop(hub)
     if mended:
-        forget_closed(SimpleNamespace(_pool=processes))
+        forget_closed_descriptors(SimpleNamespace(_pool=processes))
     [child] = processes._pool
     os.kill(child.pid, signal.SIGKILL)
     eventually(lambda: not child._is_alive())

@@ -150,7 +150,7 @@ def executed() -> None:
         consumer = Consumer(connection, prefetch=1)
         consumer.receive(1)  # it is registered by now
         membership = connection.default_channel.owner
-        report = Reaper(membership.database, silence=membership.silence).reap()
+        report = Reaper(membership.database, staleness=membership.staleness).reap()
         consumer.ack_all()
         while len(consumer.messages) < 4:
             consumer.receive(len(consumer.messages) + 1)

@@ -37,7 +37,7 @@ def log_file() -> None:
 
     def write_much() -> None:
         if "ungated" not in sys.argv:
-            forks.mark_thread()
+            fork_gate.mark_thread()
         ours.error("x" * 200_000)
 
     threading.Thread(target=write_much, daemon=True).start()
@@ -59,12 +59,12 @@ def log_file() -> None:
 
 def hanging() -> None:
     """Another thread never comes out again: the fork waits for it, and not for ever."""
-    forks.LIMIT = 1.0
+    fork_gate.FORK_WAIT_MAX_S = 1.0
     logging.basicConfig(stream=sys.stdout)
     inside = threading.Event()
 
     def hang() -> None:
-        with forks.kept_off():
+        with fork_gate.kept_off():
             inside.set()
             threading.Event().wait()
 
@@ -72,7 +72,7 @@ def hanging() -> None:
     inside.wait()
 
     def go_in() -> None:
-        with forks.kept_off():
+        with fork_gate.kept_off():
             pass
 
     child_does(go_in)
@@ -136,7 +136,7 @@ def hooks() -> None:
     """Fork five times under other people's hooks, while a thread of the package logs."""
 
     def log_on() -> None:
-        forks.mark_thread()
+        fork_gate.mark_thread()
         while True:
             log_ours()
             time.sleep(0.001)
@@ -158,7 +158,7 @@ if __name__ == "__main__":
         logging.basicConfig(stream=open(os.devnull, "w"))  # noqa: SIM115
         if when == "early":
             os.register_at_fork(before=HOOKS[hook])
-        import celery_superfetch.model.forks as forks
+        import celery_superfetch.model.fork_gate as fork_gate
 
         if when == "late":
             os.register_at_fork(before=HOOKS[hook])
@@ -167,5 +167,5 @@ if __name__ == "__main__":
 
             without.free_locks()
     else:
-        import celery_superfetch.model.forks as forks
+        import celery_superfetch.model.fork_gate as fork_gate
     {"log_file": log_file, "hanging": hanging, "hooks": hooks}[program]()

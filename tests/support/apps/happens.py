@@ -30,11 +30,12 @@ from celery.signals import (
     worker_ready,
 )
 from celery.worker import state, strategy
+from celery.worker.consumer.consumer import Evloop
 from celery.worker.request import Request
 
 from celery_superfetch.app import steps
 from celery_superfetch.model import process
-from celery_superfetch.model.permit import clock
+from celery_superfetch.model.start_permit import clock
 from celery_superfetch.owner.process_owners import owners_of_process
 from celery_superfetch.signals import job_recovered, ownership_lost
 from celery_superfetch.transport.fetch import probation
@@ -260,6 +261,17 @@ def slow_receivers() -> None:
 def solitudes() -> None:
     """The first solitude of a suspect lasts so long: SOLITUDE=1."""
     probation.FIRST_SOLO_WINDOW_S = float(os.environ["SOLITUDE"])
+
+
+def late_consumer() -> None:
+    """A worker that has registered consumes its queues when the test says so."""
+    start = Evloop.start
+
+    def start_late(self: Evloop, consumer: Any) -> None:
+        until_released("consumer")
+        start(self, consumer)
+
+    Evloop.start = start_late
 
 
 def short_pauses() -> None:

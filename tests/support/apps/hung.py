@@ -23,7 +23,7 @@ _monkey = sys.modules.get("gevent.monkey")
 _sleep = _monkey.get_original("time", "sleep") if _monkey else time.sleep
 
 if "REPLY_TIMEOUT" in os.environ:
-    places.REPLY_TIMEOUT = float(os.environ["REPLY_TIMEOUT"])
+    places.REPLY_TIMEOUT_S = float(os.environ["REPLY_TIMEOUT"])
 
 
 class OwnPool(TaskPool):

@@ -38,7 +38,7 @@ class Unsent(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if "could not send its retry" in text:
+        if "could not publish its retry" in text:
             for task_id, (own, attempt) in list(retrying.items()):
                 if f"[{task_id}]" in text:
                     own.gave_up(attempt, "rejected")

@@ -16,14 +16,14 @@ from celery.backends.redis import RedisBackend
 from celery.signals import task_failure
 
 from celery_superfetch import Decision, Recovery, job_killed, job_recovering
-from celery_superfetch.app import announcement, backend_turn
+from celery_superfetch.app import announcement, backend_lock
 from support.apps.build import STEP
 from support.apps.shop import app, ledger
 
 HALF_WAY = os.environ.get("HALF_WAY")
 # Short, unless it is measured what the real ones cost.
-backend_turn.PAUSE = int(os.environ.get("PAUSE", 3))
-backend_turn.HELD_OFF = float(os.environ.get("HELD_OFF", 3))
+backend_lock.BACKEND_PAUSE_S = int(os.environ.get("PAUSE", 3))
+backend_lock.LOCK_EXPIRES_S = float(os.environ.get("HELD_OFF", 3))
 
 
 #: Where each process ends, and not the first alone.

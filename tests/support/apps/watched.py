@@ -15,8 +15,8 @@ from celery import bootsteps
 from celery.worker.control import inspect_command
 from kombu.transport import redis
 
+from celery_superfetch.transport.fetch.blocking_reads import BlockingRead
 from celery_superfetch.transport.fetch.fetch_loop import FetchLoop
-from celery_superfetch.transport.fetch.reads import BlockingRead
 from support.apps.shop import app
 
 #: Made anew for each connection.

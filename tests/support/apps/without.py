@@ -15,11 +15,21 @@ from typing import Any
 from kombu.transport import redis
 from kombu.transport.virtual import Message
 
-from celery_superfetch.app import announcement, broker, drill, refusals, result_backends, sender
+from celery_superfetch.app import (
+    announcement,
+    broker,
+    drill,
+    forked_children,
+    patient_calls,
+    result_backends,
+    sender,
+    task_hooks,
+)
+from celery_superfetch.app import reaper as reaper_of_app
 from celery_superfetch.app import steps as ends
 from celery_superfetch.app.quiet_trace import QuietTask
 from celery_superfetch.console import listener
-from celery_superfetch.model import forks, permit
+from celery_superfetch.model import fork_gate, start_permit
 from celery_superfetch.model.foreign import describe, message_of
 from celery_superfetch.model.process import look_at
 from celery_superfetch.model.step import FOLLOWING, Run
@@ -30,25 +40,26 @@ from celery_superfetch.owner import owner as owner_of
 from celery_superfetch.owner.heartbeat import HeartbeatSession
 from celery_superfetch.reaper import evidence, recovery
 from celery_superfetch.reaper.drain import finish
-from celery_superfetch.store import database, dead_set, private_lists
-from celery_superfetch.store.queues import Room
+from celery_superfetch.store import database, dead_set, keys, private_lists
+from celery_superfetch.store.owner_registry import OwnerRegistry
+from celery_superfetch.store.queues import QuiesceAnswer
 from celery_superfetch.store.redis import clients, connections, pools, scripts
-from celery_superfetch.store.registry import Registry
 from celery_superfetch.transport import channel, deliveries, frugal, poller
-from celery_superfetch.transport.fetch import reads
+from celery_superfetch.transport.fetch import blocking_reads
 from celery_superfetch.transport.fetch.probation import Probation
-from celery_superfetch.worker import gate as before_the_pool
-from celery_superfetch.worker import maintenance as maintenance_of
 from celery_superfetch.worker import (
+    bootsteps,
+    job_limits,
     pool_adapter,
     pool_process,
     prefork,
     run_job,
-    steps,
-    stopping,
+    scheduled_jobs,
     unknown_tasks,
-    unreceivable,
+    unreadable_jobs,
 )
+from celery_superfetch.worker import gate as before_the_pool
+from celery_superfetch.worker import maintenance as maintenance_of
 from celery_superfetch.worker import request as request_of_jobs
 from celery_superfetch.worker import settling as settling_of_jobs
 from celery_superfetch.worker.maintenance import MaintenanceThread
@@ -78,18 +89,18 @@ def data_loss() -> None:
 
 def known_names() -> None:
     """An owner that has lost a part of its keys takes a new name, as if it were unknown."""
-    heartbeat = Registry.heartbeat
+    heartbeat = OwnerRegistry.heartbeat
 
-    def forgotten(self: Registry, *args: Any, **more: Any) -> Any:
+    def forgotten(self: OwnerRegistry, *args: Any, **more: Any) -> Any:
         heard = heartbeat(self, *args, **more)
         return heard._replace(status=heard.status.replace("missing", "unknown"))
 
-    Registry.heartbeat = forgotten
+    OwnerRegistry.heartbeat = forgotten
 
 
 def forgotten_names() -> None:
     """What landed under a name that the server has forgotten since is left there."""
-    owner_of.Owner.unland = lambda self, owner, lists: None
+    owner_of.Owner.return_landed = lambda self, owner, lists: None
 
 
 def running() -> None:
@@ -99,12 +110,29 @@ def running() -> None:
 
 def rests() -> None:
     """Whoever is busy comes to rest for a suspect, and for as long as it takes."""
-    Probation._ask = lambda self, waiting: Room(not waiting, bool(waiting), False)
+    Probation._ask_quiesce = lambda self, waiting: QuiesceAnswer(not waiting, bool(waiting), False)
 
 
 def ends_of_solitude() -> None:
     """Nothing starts beside a suspect until it has ended."""
     Probation._end_solo_window = lambda self: None
+
+
+def paused_queues() -> None:
+    """Whatever an operator pauses, workers go on."""
+    made = keys.Keys.__init__
+
+    def init(self: keys.Keys, prefix: str = "") -> None:
+        made(self, prefix)
+        self.paused = "superfetch:nobody writes here"
+
+    keys.Keys.__init__ = init
+
+
+def requeues_of_pauses() -> None:
+    """What a worker has reserved when it learns of a pause stays with it."""
+    requeue = deliveries.QoS.requeue_waiting
+    deliveries.QoS.requeue_waiting = lambda self, lists=None: requeue(self) if lists is None else 0
 
 
 def longer_solitudes() -> None:
@@ -113,14 +141,14 @@ def longer_solitudes() -> None:
 
     def first(*args: Any, **named: Any) -> Recovery:
         found = recovery_of(*args, **named)
-        return replace(found, probation=min(1, found.probation))
+        return replace(found, solo_runs=min(1, found.solo_runs))
 
     Recovery.of = first
 
 
 def spared_connections() -> None:
     """Each connection that the server refuses is a lost broker."""
-    reads.is_full = lambda error: False
+    blocking_reads.is_full = lambda error: False
 
 
 def patience() -> None:
@@ -133,7 +161,7 @@ def probation() -> None:
     """All that a dead worker held is blamed for its death, and nothing runs alone."""
     recovery_of = Recovery.of
     recovery.blame = lambda *_: Blame.EXACT
-    Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), probation=0)
+    Recovery.of = lambda *args, **named: replace(recovery_of(*args, **named), solo_runs=0)
 
 
 def punctuality() -> None:
@@ -143,13 +171,13 @@ def punctuality() -> None:
 
 def reception() -> None:
     """What Celery raises is raised, and a job that another app has spared runs."""
-    unreceivable.refuses = lambda *_, **__: False
-    unreceivable.intercept = lambda *_: False
+    unreadable_jobs.reject_unreadable = lambda *_, **__: False
+    job_limits.apply_limits = lambda *_: False
 
 
 def parking() -> None:
     """Jobs for later wait in the memory of whoever claims them."""
-    unreceivable.parks = lambda message: False
+    scheduled_jobs.park_if_due_later = lambda message: False
 
 
 def reading() -> None:
@@ -162,7 +190,7 @@ def handover() -> None:
     LeasedRequest.may_start = True
 
     def start(request: Any) -> float:
-        request.deadline = permit.clock() + 60.0
+        request.deadline = start_permit.clock() + 60.0
         return float(request.deadline)
 
     LeasedRequest.start = start
@@ -170,19 +198,19 @@ def handover() -> None:
 
 def an_end_of_trust() -> None:
     """Jobs start however long ago their owner was heard."""
-    permit.HEARTBEATS = 1e6
+    start_permit.PERMIT_HEARTBEATS = 1e6
 
 
 def ended_permits() -> None:
     """Who says that it is hung goes on as after any heartbeat."""
-    permit.StartPermit.end = lambda self: None
+    start_permit.StartPermit.end = lambda self: None
 
 
 def excuses() -> None:
     """Whatever became of a worker may be the fault of what it ran."""
     blame = recovery.blame
     recovery.blame = lambda job, ran, *known: blame(
-        job, ran._replace(excused=False, stopping=False), *known
+        job, ran._replace(not_blamed=False, stopping=False), *known
     )
 
 
@@ -206,12 +234,12 @@ def quiesces_in_vain() -> None:
 def own_losses() -> None:
     """A job that lost its own processes alone goes on probation like any suspect."""
     recovery_of = Recovery.of
-    Recovery.of = lambda *args, **named: recovery_of(*args, **{**named, "own": False})
+    Recovery.of = lambda *args, **named: recovery_of(*args, **{**named, "is_own_loss": False})
 
 
 def last_strikes_alone() -> None:
     """A job one strike before its last runs alongside others on threads."""
-    unreceivable.crash_ends_all_jobs = lambda owner: False
+    job_limits.crash_ends_all_jobs = lambda owner: False
 
 
 def a_hearing() -> None:
@@ -223,9 +251,9 @@ def a_hearing() -> None:
 
 def stopper() -> None:
     """Nobody minds what waits when a worker is told to stop, save at its end."""
-    steps.Stopper.requeue_waiting = lambda self: None
-    before_the_pool.told_to_stop = lambda owner: False
-    prefork.keep_what_runs = lambda pool, requeue: None
+    bootsteps.Stopper.requeue_waiting = lambda self: None
+    before_the_pool.is_stopping = lambda owner: False
+    prefork.keep_running_jobs = lambda pool, requeue: None
 
 
 def ends_of_late_starts() -> None:
@@ -235,7 +263,7 @@ def ends_of_late_starts() -> None:
 
 def undisturbed_starts() -> None:
     """A cold shutdown begins while the worker handles the start of a job."""
-    stopping._reads_start = lambda frame: False
+    pool_adapter.PoolAdapter.is_at_work = lambda self: False
 
 
 def maintenance() -> None:
@@ -251,7 +279,7 @@ def following() -> None:
 
 def home() -> None:
     """Connections go where they are led, wherever the heart is."""
-    clients.Home.refuse_stranger = lambda *_: None
+    clients.PrimaryGuard.refuse_stranger = lambda *_: None
 
 
 def leaving() -> None:
@@ -286,7 +314,7 @@ def looks_at_idle_reads() -> None:
 
 def abandoned_reads() -> None:
     """Reads that the server does not end wait on while a job runs."""
-    reads.BlockingReads._abandon = lambda self, _: None
+    blocking_reads.BlockingReads._abandon = lambda self, _: None
 
 
 def closed_clients() -> None:
@@ -312,7 +340,7 @@ def heart_of_its_own() -> None:
 
     def and_all_that_follows(self: HeartbeatSession) -> Any:
         heard = alone(self)
-        overdue = self._listener.overdue
+        overdue = self._listener.deferred_calls
         while overdue:
             overdue.popleft()()
         return heard
@@ -327,13 +355,13 @@ def pulse() -> None:
 
 def second_looks() -> None:
     """Nobody looks again at a child of the pool that was not dead yet."""
-    listen_again = prefork.listen_again
-    prefork.listen_again = lambda pool, call_later: listen_again(pool, lambda *_: None)
+    rewatch_children = prefork.rewatch_children
+    prefork.rewatch_children = lambda pool, call_later: rewatch_children(pool, lambda *_: None)
 
 
 def half_a_result() -> None:
     """What was read of a child's result is lost with the event loop."""
-    prefork.read_on = lambda results: None
+    prefork.keep_partial_results = lambda results: None
 
 
 def deadlines() -> None:
@@ -345,12 +373,12 @@ def pool_slots() -> None:
     """A slot of a pool is a process that is to be there, and what has not begun is a task of its
     process."""
     pool_adapter.PoolSlots = lambda *_: None
-    steps.report_from_processes = lambda pool: None
+    bootsteps.report_from_processes = lambda pool: None
 
 
 def last_words() -> None:
     """What a dead child of the pool had said is not read."""
-    prefork.hear_the_dead = lambda pool: None
+    prefork.read_last_messages = lambda pool: None
 
 
 def dead_children() -> None:
@@ -387,7 +415,7 @@ def drill_header() -> None:
 
 def gate() -> None:
     """Nothing keeps forks and other threads apart."""
-    forks.kept_off = contextlib.nullcontext
+    fork_gate.kept_off = contextlib.nullcontext
     prefork.postpone_forks = lambda *_: None
 
 
@@ -402,12 +430,12 @@ def plain_outcomes() -> None:
 
 def own_errors() -> None:
     """A worker that ends by an error of its own is as one that was told to stop."""
-    steps.fails_by_itself = lambda worker: False
+    bootsteps.job_may_have_ended_worker = lambda worker: False
 
 
 def exit_codes() -> None:
     """A worker that ends for want of file descriptors has the exit code of one that was told to."""
-    steps.exit_with_failure = lambda worker: None
+    bootsteps.exit_with_failure = lambda worker: None
 
 
 def bounded_listeners() -> None:
@@ -426,14 +454,21 @@ def bad_messages() -> None:
 
 def freed_slots() -> None:
     """A job whose settling fails keeps its slot."""
-    request_of_jobs.call_back = lambda request, inline, callback, *args, **kwargs: callback(
-        *args, **kwargs
-    )
+    request_of_jobs.call_back = _call_back
+
+
+def _call_back(request: Any, callback: Any, *args: Any, is_end: bool = True) -> None:
+    """As the worker's own, but an error of the callback is raised to the pool."""
+    try:
+        callback(*args)
+    finally:
+        if is_end and (gate := request.delivery.owner.executor).adapter.ends_by_callback:
+            gate.ended(request)
 
 
 def turns() -> None:
     """All notices may wait for the result backend at once."""
-    announcement.backend_turn = lambda database: contextlib.nullcontext()
+    announcement.backend_lock = lambda database: contextlib.nullcontext()
 
 
 def slots() -> None:
@@ -495,7 +530,7 @@ def seeds() -> None:
 
 def patience_with_refusals() -> None:
     """What the server refuses for a while ends the try."""
-    sender.is_passing = refusals.is_passing = lambda exc: False
+    sender.is_temporary = patient_calls.is_temporary = lambda exc: False
 
 
 def completing() -> None:
@@ -516,7 +551,7 @@ def parts() -> None:
         return whole(name).replace(by_thousands, at_once)
 
     scripts.source = unpacked
-    private_lists.UNLAND_LISTS = 2**40  # and all lists of an owner go into one script
+    private_lists.LANDINGS_PER_SCRIPT = 2**40  # and all lists of an owner go into one script
 
 
 def free_locks() -> None:
@@ -538,22 +573,32 @@ def free_locks() -> None:
 
 def ends_of_forked_children() -> None:
     """A process that a job forks may go on into the worker, and watches its parent's sockets."""
-    run_job.ending_forked_children = lambda args: contextlib.nullcontext()
+    forked_children._ending_children = lambda job: contextlib.nullcontext()
     before_the_pool.end_forked_child = lambda pid: None
     poller.Poller.leave_to_parent = lambda self: None
 
 
+def ends_with_the_body() -> None:
+    """A process that a job forks goes on into Celery's tracer, and is ended after that."""
+    task_hooks.call_body = lambda body, /, *args, **kwargs: body(*args, **kwargs)
+
+
+def looks_at_bindings() -> None:
+    """Passes look only at queues that a setting or a worker names."""
+    reaper_of_app._sent_lists = lambda reaper: set()
+
+
 def turns_of_their_own() -> None:
     """Scheduled jobs, and other dead workers, wait until the pass under way has ended."""
-    go = maintenance_of.Rounds.go
+    tick = maintenance_of.OwnerMaintenance.tick
 
     def release_first(self: Any, now: float) -> None:
         interventions.release_due(self.owner)
-        go(self, now)
+        tick(self, now)
 
     maintenance_of.ReleaseThread.run = lambda self: None
-    maintenance_of.Rounds.go = release_first
-    maintenance_of.Rounds._begin = lambda self, steps: self.note(finish(steps))
+    maintenance_of.OwnerMaintenance.tick = release_first
+    maintenance_of.OwnerMaintenance._begin = lambda self, steps: self.add_suspects(finish(steps))
 
 
 def pauses() -> None:
@@ -566,6 +611,11 @@ def return_spacing() -> None:
     unknown_tasks.RETURN_SPACING = 0.0
 
 
+def starting_workers() -> None:
+    """A worker that has no queue yet is not expected to know a task."""
+    unknown_tasks.is_starting = lambda other: False
+
+
 def registered_names() -> None:
     """Counters name each task that a message names."""
     database.Database.counted_as = lambda self, task: task or ""
@@ -573,18 +623,18 @@ def registered_names() -> None:
 
 def stored_progress() -> None:
     """How far an announcement came is forgotten where it fails."""
-    dead_set.DeadSet.store_progress = lambda self, job, progress: False
+    dead_set.DeadSetStore.store_progress = lambda self, job, progress: False
 
 
 def awaited_notices() -> None:
     """Whatever calls itself the notice of a dead job announces it."""
-    dead_set.DeadSet.awaits = lambda self, job, notice: True
+    dead_set.DeadSetStore.awaits = lambda self, job, notice: True
 
 
 def ids_of_notices() -> None:
     """Any notice announces a dead job, as long as its caller waits for one."""
-    awaits = dead_set.DeadSet.awaits
-    dead_set.DeadSet.awaits = lambda self, job, notice: awaits(self, job, job.notice)
+    awaits = dead_set.DeadSetStore.awaits
+    dead_set.DeadSetStore.awaits = lambda self, job, notice: awaits(self, job, job.notice)
 
 
 def caps_of_their_own() -> None:
@@ -595,6 +645,6 @@ def caps_of_their_own() -> None:
 
 def reasons_without_values() -> None:
     """A reason has the text of the error that was raised."""
-    for module in (unreceivable, settling_of_jobs, unknown_tasks):
+    for module in (unreadable_jobs, settling_of_jobs, unknown_tasks):
         module.kind_of = describe
     request_of_jobs.name_of_raised = message_of

@@ -13,7 +13,9 @@ from mdit_py_plugins.colon_fence import colon_fence_plugin
 from support.house import HERE
 
 #: A comment on the line before a block says what to do with it: `<!-- file: shop.py -->`.
-MARKS = {"file", "background", "needs", "not run", "run by"}
+MARKS = {"file", "background", "needs", "not run", "run by", "any exit"}
+#: A block inside a comment: it is run, and no page shows it.
+HIDDEN = re.compile(r"<!-- hidden (\w+)\n(.*\n)-->\s*", re.DOTALL)
 #: Directives that hold code: MyST's own fences say the same, and can be read on GitHub too.
 CODE = {"{code", "{code-block", "{literalinclude"}
 MARKDOWN = MarkdownIt("commonmark").use(colon_fence_plugin)
@@ -30,6 +32,7 @@ class Block:
     marks: dict[str, str] = field(default_factory=dict)
     #: The tab-set that it is in, by the line of that, and its tab.
     tab: tuple[int, str] | None = None
+    hidden: bool = False
 
     @property
     def place(self) -> str:
@@ -49,7 +52,11 @@ def _blocks(page: Path, text: str, above: int, tab: tuple[int, str] | None) -> I
         first = above + (token.map[0] if token.map else 0) + 2  # the line below the fence, from 1
         name, _, title = token.info.strip().partition("}")
         if token.type == "html_block":
-            marks |= _mark(token.content)
+            if hidden := HIDDEN.fullmatch(token.content):
+                yield Block(page, first, hidden[1], hidden[2], marks, tab, hidden=True)
+                marks = {}
+            else:
+                marks |= _mark(token.content)
         elif (token.type == "colon_fence" or name.startswith("{")) and name not in CODE:
             if name not in ("{toctree", "{include"):
                 inner = (tabs_of, title.strip()) if name == "{tab-item" else tab

@@ -52,16 +52,16 @@ class Database:
 
     def suspect(self, raw: bytes, queue: str) -> None:
         """Put a job on probation, as two deaths in company would."""
-        counters = {"strikes": 2, "recoveries": 2, "probation": 1}
+        counters = {"strikes": 2, "recoveries": 2, "solo_runs": 1}
         own = self.prefix + OWN
-        self.client.hset(f"{own}recoveries:{hashlib.sha1(raw).hexdigest()}", mapping=counters)
-        self.client.set(f"{own}recovered", 1)
+        self.client.hset(f"{own}history:{hashlib.sha1(raw).hexdigest()}", mapping=counters)
+        self.client.set(f"{own}has_history", 1)
         self.client.lpush(f"{own}probation:{queue}", raw)
         self.client.sadd(f"{own}probation", queue)
 
     def rest(self) -> dict[str, str]:
-        """The latest rest for what is on probation: owner, since, until, next."""
-        return {name.decode(): raw.decode() for name, raw in self._hash(f"{OWN}rest").items()}
+        """The latest quiesce for what is on probation: owner, since, until, next."""
+        return {name.decode(): raw.decode() for name, raw in self._hash(f"{OWN}quiesce").items()}
 
     # -- owners
 
@@ -92,7 +92,7 @@ class Database:
             eventually(lambda o=owner, at=at: self.heard(o) > at, message=message)
 
     def fact(self, owner: str, name: str) -> str:
-        """One of the facts of an owner, reaped or not."""
+        """One field of the record of an owner, reaped or not."""
         return self._hash(f"{OWN}owner:{owner}").get(name.encode(), b"").decode()
 
     def held(self) -> dict[str, list[str]]:
@@ -171,7 +171,7 @@ class Database:
         """Name of each job in the queue, or on probation -> its strikes, and what the last was."""
         found = {}
         for raw in (*self._list("celery"), *self._list(f"{OWN}probation:celery")):
-            row = self._hash(f"{OWN}recoveries:{hashlib.sha1(raw).hexdigest()}")
+            row = self._hash(f"{OWN}history:{hashlib.sha1(raw).hexdigest()}")
             history = json.loads(row.get(b"history", b"[]"))
             # A connection that dies a moment after its process may claim, and lose, it once more.
             strikes = [entry["strike"] for entry in history if entry["strike"]]
@@ -182,7 +182,7 @@ class Database:
         """The counters of all jobs that have some."""
         return [
             {field.decode(): value.decode() for field, value in self._hash(key).items()}
-            for key in self.keys(f"{OWN}recoveries:*")
+            for key in self.keys(f"{OWN}history:*")
         ]
 
     def dead(self) -> list[dict[str, Any]]:

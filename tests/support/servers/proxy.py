@@ -174,7 +174,8 @@ class FaultProxy:
         line = _Line(writer)
         self._lines.add(line)
         try:
-            await self._flowing.wait()
+            if not await self.admits():
+                return
             source, line.server = await asyncio.open_connection(*self.upstream)
             await self.opened(line, source)
             await asyncio.gather(self._commands(line, reader), self._replies(line, source))
@@ -191,9 +192,18 @@ class FaultProxy:
         """Return what the server gets for a command: here the command."""
         return raw
 
-    async def _passes(self, line: _Line) -> bool:
-        """Wait as long as the network takes; False when this connection is in a black hole."""
+    async def admits(self) -> bool:
+        """Wait as long as a new connection takes; False when there is to be none."""
         await self._flowing.wait()
+        return True
+
+    async def travel(self, *, upstream: bool) -> None:
+        """Wait as long as data takes to the server (`upstream`), or back from it."""
+        await self._flowing.wait()
+
+    async def _passes(self, line: _Line, *, upstream: bool) -> bool:
+        """Wait as long as the network takes; False when this connection is in a black hole."""
+        await self.travel(upstream=upstream)
         return not line.deaf
 
     async def _commands(self, line: _Line, reader: asyncio.StreamReader) -> None:
@@ -201,10 +211,12 @@ class FaultProxy:
         assert line.server is not None
         while data := await reader.read(CHUNK):
             buffer += data
-            if not await self._passes(line):
+            if not await self._passes(line, upstream=True):
                 buffer.clear()
                 continue
             for raw, words in take_commands(buffer):
+                if line.server.is_closing():
+                    return
                 line.halves = [done for matches, done in self._halves if matches(words)]
                 cut = next((c for c in list(self._cuts) if c.hits(words)), None)
                 if cut is None:
@@ -223,13 +235,14 @@ class FaultProxy:
                     buffer.clear()
                     break
             await line.server.drain()
-        if not line.deaf:
+        # That a client has gone reaches the server by the same way.
+        if await self._passes(line, upstream=True):
             line.server.close()
 
     async def _replies(self, line: _Line, source: asyncio.StreamReader) -> None:
         seen = b""
         while data := await source.read(CHUNK):
-            if not await self._passes(line):
+            if not await self._passes(line, upstream=False):
                 continue
             if line.lost is not None:
                 seen += data

@@ -1,6 +1,6 @@
 """Services that people rent, as closely as a server on loopback can stand for them.
 
-What each one forbids is from its documentation in November 2026; `docs/operate/managed_redis.md`
+What each one forbids is from its documentation in November 2026; `docs/run/managed_redis.md`
 has a row for each.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from support.servers.managed import Manners
 
-DISCONNECTED = "its connections are gone and it missed two heartbeats"
+DISCONNECTED = "its connections are closed and it missed two heartbeats"
 SILENT = "no heartbeat for its owner_ttl"
 
 EVICTS = {"maxmemory": "100mb", "maxmemory_policy": "volatile-lru"}

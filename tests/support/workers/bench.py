@@ -14,20 +14,21 @@ import redis
 
 from celery_superfetch.model.config import Config
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Job, claim_id, digest, parse
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage, mint_owner, start_time
 from celery_superfetch.model.strikes import Blame, Counters, Limits, Recovery
 from celery_superfetch.reaper.reaper import Reaper
 from celery_superfetch.signals import LostJob
-from celery_superfetch.store.counters import StrikeCounters
 from celery_superfetch.store.database import Database
-from celery_superfetch.store.dead_set import DeadSet
-from celery_superfetch.store.history import History
-from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.dead_set import DeadSetStore
+from celery_superfetch.store.owner_registry import OwnerRegistry
+from celery_superfetch.store.parked_jobs import ParkedJobs
+from celery_superfetch.store.paused_queues import PausedQueues
 from celery_superfetch.store.private_lists import WAITS, Claims
 from celery_superfetch.store.redis.call import Call
-from celery_superfetch.store.registry import Registry
+from celery_superfetch.store.stats import Stats
+from celery_superfetch.store.strike_counters import StrikeCounters
 from support.driver import Driver
 
 
@@ -74,16 +75,16 @@ def elsewhere(host: str = "elsewhere", pid: int = 1) -> ProcessImage:
 
 
 class Living(Protocol):
-    """An owner that is a process, and no facts of one."""
+    """An owner that is a process, and no record of one."""
 
     @property
     def name(self) -> str: ...
 
 
-Named = Facts | Living
+Named = OwnerRecord | Living
 
 
-def trimmed(dead_set: DeadSet) -> tuple[int, int]:
+def trimmed(dead_set: DeadSetStore) -> tuple[int, int]:
     """Trim a dead set: how many were too old, and how many too many."""
     rows = dead_set.trim()
     return sum(row.old for row in rows), sum(row.surplus for row in rows)
@@ -92,7 +93,7 @@ def trimmed(dead_set: DeadSet) -> tuple[int, int]:
 def name_of(owner: str | Named) -> str:
     if isinstance(owner, str):
         return owner
-    return owner.owner if isinstance(owner, Facts) else owner.name
+    return owner.owner if isinstance(owner, OwnerRecord) else owner.name
 
 
 def lost_job(job: Job) -> LostJob:
@@ -115,10 +116,11 @@ class Bench:
         self.database = Database(client, self.config)
         self.database.is_registered = lambda task: True
         self.keys, self.scripts = self.database.keys, self.database.scripts
-        self.registry = Registry(self.database)
+        self.registry = OwnerRegistry(self.database)
         self.recoveries = StrikeCounters(self.database)
-        self.dead_set = DeadSet(self.database)
-        self.parked, self.history = Parked(self.database), History(self.database)
+        self.dead_set = DeadSetStore(self.database)
+        self.parked, self.stats = ParkedJobs(self.database), Stats(self.database)
+        self.paused = PausedQueues(self.database)
         self.driver = Driver.over(self.database)
         self.lists = self.driver.lists  # an owner's claims are numbered in one place
         self._numbers = count(1)
@@ -136,12 +138,14 @@ class Bench:
         process: ProcessImage | None = None,
         lists: Mapping[str, int] | Iterable[str] = ("mail",),
         register: bool = True,
-        **facts: Any,
-    ) -> Facts:
+        **record: Any,
+    ) -> OwnerRecord:
         """An owner, registered unless told otherwise: of this very process if no other is given."""
         image = process or ProcessImage.current()
         queue_lists = dict(lists) if isinstance(lists, Mapping) else dict.fromkeys(lists, 0)
-        made = Facts.mine(mint_owner(image), image, self.config).with_(lists=queue_lists, **facts)
+        made = OwnerRecord.of_process(mint_owner(image), image, self.config).with_(
+            lists=queue_lists, **record
+        )
         if register:
             assert self.registry.register(made).status == "ok"
         return made
@@ -151,14 +155,14 @@ class Bench:
         jobs: Sequence[bytes] = (),
         queue: str = "mail",
         running: Sequence[bytes] = (),
-        **facts: Any,
-    ) -> Facts:
+        **record: Any,
+    ) -> OwnerRecord:
         """An owner of this host whose process is gone, with jobs it has claimed, oldest first.
 
         Arguments:
             running: those among them that it had started.
         """
-        owner = self.owner(facts.pop("process", None) or ended_process(), **facts)
+        owner = self.owner(record.pop("process", None) or ended_process(), **record)
         given = {job.payload: job for job in self.give(owner.owner, queue, jobs)}
         for job in running:
             self.run_one(given[job])
@@ -202,20 +206,20 @@ class Bench:
         """When an owner was last heard."""
         return self.registry.owners()[name_of(owner)]
 
-    def facts(self, owner: str | Named) -> Facts:
+    def record(self, owner: str | Named) -> OwnerRecord:
         """What the server has of an owner."""
         name = name_of(owner)
-        return self.registry.facts([name])[name]
+        return self.registry.records([name])[name]
 
-    def age(self, facts: Facts, ms: int) -> int:
+    def age(self, record: OwnerRecord, ms: int) -> int:
         """Set an owner's last heartbeat back by `ms`; its new score."""
-        score = self.score(facts) - ms
-        self.client.zadd(self.keys.owners, {facts.owner: score})
+        score = self.score(record) - ms
+        self.client.zadd(self.keys.owners, {record.owner: score})
         return score
 
-    def mark(self, owner: str | Named, reason: str = "gone") -> Facts | None:
+    def mark(self, owner: str | Named, reason: str = "gone") -> OwnerRecord | None:
         """Take an owner for dead, as a reaper does that has judged it by its last heartbeat."""
-        known = self.facts(owner).with_(connections=())  # it is not cut off
+        known = self.record(owner).with_(connections=())  # it is not cut off
         return self.registry.mark(known, self.score(owner), 60, reason)
 
     # -- queues
@@ -257,10 +261,10 @@ class Bench:
         landed: Sequence[str] = (),
         starts: int = 0,
     ) -> Claims:
-        call = self.lists.claim(name_of(owner), lists, most, turn, landed, starts)
-        return self.lists.claims(call, lists, self.run(call))
+        call = self.lists.claim_call(name_of(owner), lists, most, turn, landed, starts)
+        return self.lists.read_claims(call, lists, self.run(call))
 
-    def claimed(self, owner: Facts, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
+    def claimed(self, owner: OwnerRecord, *payloads: bytes, queue: str = "mail") -> list[Claimed]:
         """Publish and claim jobs."""
         self.push(queue, *payloads)
         claims = self.claim(owner, [queue], most=len(payloads))
@@ -298,7 +302,7 @@ class Bench:
         """Give a job to a pool; until when it may begin."""
         return self.driver.start(claimed.job)
 
-    def recorded(self, owner: Facts) -> list[str]:
+    def recorded(self, owner: OwnerRecord) -> list[str]:
         """Digests of what the server has as running."""
         running = self.lists.held(owner.owner).running
         return sorted(digest(j.payload) for j in self.held(owner) if j.claim_id in running)
@@ -311,7 +315,7 @@ class Bench:
         for job in self.give("elsewhere|1|nonce", queue, payloads):
             recovery = self.recovery(job, reason=reason)
             before = self.client.zrange(self.keys.dead, 0, -1)
-            reply, *_ = self.run(self.dead_set.kill(recovery, marked=False, notice=b""))
+            reply, *_ = self.run(self.dead_set.kill_call(recovery, marked=False, notice=b""))
             assert reply == b"ok"
             [id] = set(self.client.zrange(self.keys.dead, 0, -1)) - set(before)
             jobs.append(self.dead_set.get(id.decode()))

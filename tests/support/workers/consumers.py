@@ -41,10 +41,10 @@ def consume(url: str, queues: list[str]) -> None:
 
 def main(url: str, count: str, *queues: str) -> None:
     if os.environ.get("WITHOUT") == "places":
-        from celery_superfetch.model.place import Place
+        from celery_superfetch.model.owner_rank import OwnerRank
         from celery_superfetch.owner.owner import Owner
 
-        Owner.place = property(lambda owner: Place(), lambda owner, place: None)  # type: ignore[assignment]
+        Owner.rank = property(lambda owner: OwnerRank(), lambda owner, place: None)  # type: ignore[assignment]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that a test kills leave no zombie
     for _ in range(int(count)):
         if not os.fork():

@@ -42,7 +42,7 @@ class Pool:
         what its delivery says of earlier ones; ``redelivered``: that there were some."""
         key, counters = self.bench.keys.private(self.owner.owner), claimed.counters
         steps = counters.steps if counters else ""
-        facts = self.channel.place, key, claimed.job.claim_id, claimed.token, steps
+        facts = self.channel.database_name, key, claimed.job.claim_id, claimed.token, steps
         self.claim = Claim(*facts)._replace(**claim)
         payload = loads(claimed.job.payload)
         if header:

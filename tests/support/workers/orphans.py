@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Counters, Job
+from celery_superfetch.model.owner_record import OwnerRecord
 from support.workers.bench import Bench
 
 
-def reaped(bench: Bench, *jobs: bytes, **facts: object) -> Facts:
+def reaped(bench: Bench, *jobs: bytes, **record: object) -> OwnerRecord:
     """An owner that is marked reaped, with jobs, oldest first."""
-    owner = bench.dead_owner(jobs, **facts)
+    owner = bench.dead_owner(jobs, **record)
     assert bench.mark(owner)
     return owner
 
 
 def recover(
     bench: Bench,
-    owner: Facts,
+    owner: OwnerRecord,
     payloads: Sequence[bytes],
     counters: Counters | None = None,
     marked: bool = True,
@@ -32,7 +32,7 @@ def recover(
     return replies
 
 
-def newest(bench: Bench, owner: Facts, raw: bytes) -> Job:
+def newest(bench: Bench, owner: OwnerRecord, raw: bytes) -> Job:
     """The newest claim of these bytes; one that nobody knows if it holds none."""
     gone = Job(owner.owner, "mail", raw, "ff:mail")
     return next((job for job in bench.held(owner) if job.payload == raw), gone)

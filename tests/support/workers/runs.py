@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 #: just be reconnecting: it waits for a reply as long as it waits for any, and 2 and 4 s between
 #: its tries. A pool's results are read only then.)
 UNSETTLED = 15.0
+#: Seconds after a freeze of its worker within which a run begins that began before the freeze: the
+#: last look at its start permit was before it, and the first line of the task behind.
+THAWED = 0.05
 
 
 @dataclass
@@ -60,6 +63,11 @@ class Harm:
             and run.began <= self.ended
             and ended + silent >= self.began - UNSETTLED
         )
+
+    def stopped_start_of(self, run: Run) -> bool:
+        """Whether this froze the run's worker, and the run's first line came as it thawed."""
+        thaws = self.began <= run.began <= self.ended + THAWED
+        return self.kind == "freeze" and run.worker in self.workers and thaws
 
 
 @dataclass
@@ -121,6 +129,8 @@ def report(
     for (job, _), runs in found.items():
         if len(runs) < 2:
             continue
+        for run in runs:
+            run.began = min([run.began, *(h.began for h in harms if h.stopped_start_of(run))])
         last = max(runs, key=lambda run: (run.end == "finished", run.began))
         reasons = [_why(run, harms, standstills) for run in runs if run is not last]
         if all(reason == "rejected" for reason in reasons):
@@ -129,6 +139,8 @@ def report(
         (result.explained if all(reasons) else result.unexplained).append(text)
         if not all(reasons):
             result.unexplained += [f"    {run}" for run in runs]
+            hit = {run.worker for run in runs}
+            result.unexplained += [f"    {harm}" for harm in harms if harm.workers & hit]
     return result
 
 

@@ -9,8 +9,8 @@ from unittest import mock
 from celery_superfetch.model.dead_job import Progress
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.step import Claim
-from celery_superfetch.store.dead_set import DeadSet
-from celery_superfetch.store.parked import Parked
+from celery_superfetch.store.dead_set import DeadSetStore
+from celery_superfetch.store.parked_jobs import ParkedJobs
 from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.redis.scripts import Scripts
 from support.workers.bench import Bench, payload
@@ -33,10 +33,20 @@ class Case(NamedTuple):
 def claim(bench: Bench) -> Case:
     owner = bench.owner().owner
     bench.push("mail", ONE, TWO)
-    bench.client.set(bench.keys.recovered, 1)
-    bench.client.hset(bench.keys.recoveries(digest(ONE)), "recoveries", 1)
-    call = bench.lists.claim(owner, ["mail"], 2, 1, starts=2)
-    return Case(call, tuple(bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO)))
+    bench.client.set(bench.keys.has_history, 1)
+    bench.client.hset(bench.keys.history(digest(ONE)), "recoveries", 1)
+    call = bench.lists.claim_call(owner, ["mail"], 2, 1, [], 2)
+    return Case(call, tuple(bench.keys.history(digest(raw)) for raw in (ONE, TWO)))
+
+
+def claim_beside_a_pause(bench: Bench) -> Case:
+    """One of two queues is paused; what landed from it stays."""
+    owner = bench.owner().owner
+    bench.land(owner, "mail", ONE)
+    bench.push("slow", TWO)
+    bench.paused.pause("mail", "a person")
+    call = bench.lists.claim_call(owner, ["mail", "slow"], 2, 1, ["mail"], 2)
+    return Case(call, (bench.keys.landing(owner, "mail"),))
 
 
 def claim_what_landed(bench: Bench) -> Case:
@@ -44,17 +54,17 @@ def claim_what_landed(bench: Bench) -> Case:
     owner = bench.owner().owner
     bench.land(owner, "mail", ONE)
     bench.push("mail", TWO)
-    bench.client.set(bench.keys.recovered, 1)
-    call = bench.lists.claim(owner, ["mail"], 2, 1, ["mail"], starts=2)
-    counters = (bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO))
+    bench.client.set(bench.keys.has_history, 1)
+    call = bench.lists.claim_call(owner, ["mail"], 2, 1, ["mail"], 2)
+    counters = (bench.keys.history(digest(raw)) for raw in (ONE, TWO))
     return Case(call, (bench.keys.landing(owner, "mail"), *counters))
 
 
-def unland(bench: Bench) -> Case:
+def return_landed(bench: Bench) -> Case:
     owner = bench.owner().owner
     bench.land(owner, "mail", ONE)
     bench.land(owner, "slow", TWO)
-    return Case(call_of(lambda: bench.lists.unland(owner, {"mail": 60_000, "slow": 0}), 2))
+    return Case(call_of(lambda: bench.lists.return_landed(owner, {"mail": 60_000, "slow": 0}), 2))
 
 
 def ack(bench: Bench) -> Case:
@@ -66,7 +76,7 @@ def ack(bench: Bench) -> Case:
 def requeue(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    bench.client.hset(bench.keys.recoveries(digest(ONE)), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(ONE)), "solo_runs", 1)
     return Case(bench.lists.requeue(jobs, "front", 60_000))
 
 
@@ -84,23 +94,23 @@ def step(bench: Bench) -> Case:
 def park(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    return Case(Parked(bench.database).park(dict.fromkeys(jobs, DUE)))
+    return Case(ParkedJobs(bench.database).park(dict.fromkeys(jobs, DUE)))
 
 
 def postpone(bench: Bench) -> Case:
     owner = bench.owner()
     jobs = [claimed.job for claimed in bench.claimed(owner, ONE, TWO)]
-    return Case(Parked(bench.database).postpone(dict.fromkeys(jobs, DUE)))
+    return Case(ParkedJobs(bench.database).postpone(dict.fromkeys(jobs, DUE)))
 
 
 def release(bench: Bench) -> Case:
     """One of two goes to its queue, the other on probation."""
     bench.run(park(bench).call)
-    counters = [bench.keys.recoveries(digest(raw)) for raw in (ONE, TWO)]
-    bench.client.hset(counters[0], "probation", 1)
-    bench.client.set(bench.keys.recovered, 1)
+    counters = [bench.keys.history(digest(raw)) for raw in (ONE, TWO)]
+    bench.client.hset(counters[0], "solo_runs", 1)
+    bench.client.set(bench.keys.has_history, 1)
     answer = [0, 0, 0, None, 0]
-    call = call_of(lambda: Parked(bench.database).release({"mail": 60_000}), answer)
+    call = call_of(lambda: ParkedJobs(bench.database).release({"mail": 60_000}), answer)
     lists = bench.keys.parked_of("mail"), bench.keys.queue("mail"), bench.keys.probation("mail")
     return Case(call, (*lists, *counters))
 
@@ -109,7 +119,7 @@ def probation(bench: Bench) -> Case:
     owner = bench.owner().owner
     bench.client.lpush(bench.keys.probation("mail"), ONE)
     bench.client.sadd(bench.keys.on_probation, "mail")
-    mark = bench.keys.recoveries(digest(ONE))
+    mark = bench.keys.history(digest(ONE))
     bench.client.hset(mark, "recoveries", 1)
     return Case(bench.lists.claim_suspect(owner, "mail"), (mark,))
 
@@ -123,7 +133,7 @@ def reaped(bench: Bench) -> list[Job]:
 
 def recover(bench: Bench) -> Case:
     orphans = reaped(bench)
-    bench.client.hset(bench.keys.recoveries(digest(TWO)), "probation", 1)
+    bench.client.hset(bench.keys.history(digest(TWO)), "solo_runs", 1)
     found = [bench.recovery(job) for job in orphans]
     return Case(bench.recoveries.recover(found, 60_000, marked=True))
 
@@ -131,9 +141,9 @@ def recover(bench: Bench) -> Case:
 def recover_to_probation(bench: Bench) -> Case:
     orphans = reaped(bench)
     for raw in (ONE, TWO):
-        bench.client.hset(bench.keys.recoveries(digest(raw)), "recoveries", 20)
+        bench.client.hset(bench.keys.history(digest(raw)), "recoveries", 20)
     found = [bench.recovery(job) for job in orphans]
-    assert all(recovery.probation for recovery in found)
+    assert all(recovery.solo_runs for recovery in found)
     return Case(bench.recoveries.recover(found, 60_000, marked=True))
 
 
@@ -141,14 +151,14 @@ def kill(bench: Bench) -> Case:
     _, job = reaped(bench)
     bench.killed(payload("older"))
     notice = b"dead is @dead_id@"
-    return Case(bench.dead_set.kill(bench.recovery(job), 60_000, marked=True, notice=notice))
+    return Case(bench.dead_set.kill_call(bench.recovery(job), 60_000, marked=True, notice=notice))
 
 
 def kill_the_living(bench: Bench) -> Case:
     owner = bench.owner()
     bench.killed(payload("older"))
     [claimed] = bench.claimed(owner, ONE)
-    return Case(bench.dead_set.kill(bench.recovery(claimed.job), marked=False))
+    return Case(bench.dead_set.kill_call(bench.recovery(claimed.job), marked=False))
 
 
 def retry(bench: Bench) -> Case:
@@ -156,7 +166,7 @@ def retry(bench: Bench) -> Case:
     return Case(bench.dead_set.retry_call(job, "mail", 60_000), (bench.keys.dead_of("shop"),))
 
 
-def two_dead(bench: Bench) -> DeadSet:
+def two_dead(bench: Bench) -> DeadSetStore:
     """One more than may be."""
     prefix = bench.config.global_keyprefix
     Bench(bench.client, global_keyprefix=prefix).killed(ONE, TWO)
@@ -191,7 +201,8 @@ def call_of(method: Callable[[], object], answer: Any) -> Call:
 CASES = [
     claim,
     claim_what_landed,
-    unland,
+    claim_beside_a_pause,
+    return_landed,
     ack,
     requeue,
     step,

@@ -16,7 +16,7 @@ import time
 
 import redis
 
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.process import ProcessImage
 from support.workers.bench import Bench
 from support.workers.inbox import Inbox
@@ -32,22 +32,22 @@ def main(url: str, count: str, interval: str, *queues: str) -> None:
     with Inbox(url, *queues) as inbox:  # a real owner of these queues
         inbox.settle_in()
         name = inbox.channel.owner.name
-        real = bench.registry.facts([name])[name]
+        real = bench.registry.records([name])[name]
     image = ProcessImage.current()
     owners = [
-        Facts.mine(f"{image.host}|{image.pid}|{n:05}", image, bench.config).with_(
+        OwnerRecord.of_process(f"{image.host}|{image.pid}|{n:05}", image, bench.config).with_(
             lists=real.lists, group=real.group
         )
         for n in range(int(count))
     ]
-    answers = {facts.owner: bench.registry.register(facts) for facts in owners}
+    answers = {record.owner: bench.registry.register(record) for record in owners}
     while True:
-        for facts in owners:
-            began, before = time.monotonic(), answers[facts.owner]
-            answer = bench.registry.heartbeat(facts, before.now, {}, waits=True)
-            if answer.place != before.place:
-                bench.client.hset(PLACES, facts.owner, json.dumps(answer.place))
-            answers[facts.owner] = answer
+        for record in owners:
+            began, before = time.monotonic(), answers[record.owner]
+            answer = bench.registry.heartbeat(record, before.now, {}, waits=True)
+            if answer.rank != before.rank:
+                bench.client.hset(PLACES, record.owner, json.dumps(answer.rank))
+            answers[record.owner] = answer
             time.sleep(max(0.0, began + pause / len(owners) - time.monotonic()))
 
 

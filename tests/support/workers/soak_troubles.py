@@ -135,7 +135,7 @@ def machine_frozen(soak: Soak) -> None:
         lasts(soak, FROZEN)
 
 
-def told_to_stop(soak: Soak) -> None:
+def is_stopping(soak: Soak) -> None:
     """SIGTERM, as at each deploy: nothing runs twice."""
     place = drawn(soak)
     soak.workers[place].term()
@@ -195,7 +195,7 @@ TROUBLES = (
     worker_killed,
     main_process_killed,
     child_killed,
-    told_to_stop,
+    is_stopping,
     told_to_quit,
     machine_frozen,
 )

@@ -133,7 +133,7 @@ def test_after_a_task_has_taken_celerys_defaults_it_is_refused(make, bound):
     """It acked its jobs before they ran, and a killed worker lost them without a word."""
     app = make()
     bound(app)
-    with pytest.raises(ConfigError, match=r"install\(app\) comes too late for bill: "):
+    with pytest.raises(ConfigError, match=r"install\(app\) was called too late for bill: "):
         celery_superfetch.install(app)
     assert not installed(app)
     right = celery_superfetch.install(make())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_superfetch.console.doctor import SKEW, of_clocks, of_versions
+from celery_superfetch.console.doctor import CLOCK_SKEW_S, of_clocks, of_versions
 from celery_superfetch.model.version import __version__
 
 
@@ -14,7 +14,7 @@ from celery_superfetch.model.version import __version__
     ("before", "after", "said"),
     [
         (1000.0, 1000.1, None),
-        (1000.0 - SKEW, 1000.1 - SKEW, None),
+        (1000.0 - CLOCK_SKEW_S, 1000.1 - CLOCK_SKEW_S, None),
         (990.0, 1010.0, None),  # an answer that took 20 s says no more than that
         (1060.0, 1060.1, "59 s ahead of"),
         (939.9, 940.0, "60 s behind"),

@@ -11,9 +11,9 @@ from celery_superfetch.console.finding import Finding
 from celery_superfetch.console.findings_of_jobs import DEAD_LETTERED_MANY
 from celery_superfetch.console.findings_of_workers import STOPPING_LONG_S
 from celery_superfetch.console.health import findings, verdict
-from celery_superfetch.console.overview import DEATHS, by_queue, consumers_of
+from celery_superfetch.console.overview import DEATHS_SHOWN, by_queue, consumers_of
+from celery_superfetch.model.humanize import span
 from celery_superfetch.model.verdict import Reason
-from celery_superfetch.model.words import span
 from support.well import MIB, WELL
 
 
@@ -96,11 +96,14 @@ def test_a_note_alone_does_not_spoil_the_verdict(seen):
 
 def test_jobs_of_a_dead_owner_are_for_the_next_pass_if_there_is_one(seen):
     seen["owners"].append({**seen["owners"][0], "verdict": "dead", "reason": "its process is gone"})
-    assert only(seen).fix == "the next pass, within 10 s, recovers what it held"
+    assert only(seen).fix == "the next reap pass, within 10 s, recovers its jobs"
     seen["owners"].pop(0)
     found = next(one for one in findings(seen) if one.code == "dead-owner")
     assert found.level == "critical"
-    assert found.text == "worker a@vm on vm is dead (its process is gone), its 12 jobs wait"
+    assert (
+        found.text
+        == "worker a@vm on vm is dead (its process is gone); its 12 jobs wait to be recovered"
+    )
     assert found.fix == "run `celery -A shop superfetch reap`"
 
 
@@ -109,7 +112,7 @@ def test_what_runs_for_too_long_is_told_of_by_task(seen):
     seen["owners"][0]["long_runs"] = [one, {**one, "id": "b", "seconds": 18100}]
     found = only(seen)
     assert (found.level, found.code) == ("warning", "long-running-job")
-    assert found.text == "2 jobs of shop.scan run for more than 4 h, b on a@vm for 5 h"
+    assert found.text == "2 jobs of shop.scan have run for more than 4 h, b on a@vm for 5 h"
     assert "control terminate SIGTERM b`" in found.fix
 
 
@@ -130,19 +133,15 @@ def test_who_died_lately_and_is_not_back(seen):
     ]
     found = only(seen)
     assert found[:2] == ("note", "worker-died")
-    assert found.text == (
-        "worker b@vm died 90 s ago (its process is gone), its 7 jobs went back to their queues"
-    )
+    assert found.text == ("worker b@vm died 90 s ago (its process is gone), 7 jobs recovered")
     assert "start it again" in found.fix
     seen["deaths"][0].update(recovered=0)
     assert only(seen).text.endswith("(its process is gone), it held no job")
     seen["deaths"][0].update(recovered=1, killed=2)
-    assert only(seen).text.endswith(
-        "its 1 job went back to its queue and 2 jobs of it went to the dead set"
-    )
+    assert only(seen).text.endswith("1 job recovered and 2 jobs moved to the dead set")
     seen["deaths"][0].update(recovered=7, killed=0)
     seen["deaths"].insert(1, {**seen["deaths"][0], "node": ""})
-    assert only(seen).text.endswith("to their queues, and 1 more died within the hour")
+    assert only(seen).text.endswith("7 jobs recovered, and 1 more died within the hour")
     seen["owners"][0]["node"] = "b@vm"
     assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
 
@@ -150,10 +149,10 @@ def test_who_died_lately_and_is_not_back(seen):
 def test_of_more_deaths_than_it_knows_it_names_no_number(seen):
     death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
     death["at"] = "2026-01-02T02:58:30.000+00:00"
-    seen["deaths"] = [{**death, "node": f"b{number}@vm"} for number in range(DEATHS)]
-    assert only(seen).text.endswith(f", and at least {DEATHS - 1} more died within the hour")
+    seen["deaths"] = [{**death, "node": f"b{number}@vm"} for number in range(DEATHS_SHOWN)]
+    assert only(seen).text.endswith(f", and at least {DEATHS_SHOWN - 1} more died within the hour")
     del seen["deaths"][0]
-    assert only(seen).text.endswith(f", and {DEATHS - 2} more died within the hour")
+    assert only(seen).text.endswith(f", and {DEATHS_SHOWN - 2} more died within the hour")
 
 
 def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(seen):
@@ -162,7 +161,7 @@ def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(s
     death |= {"node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"}
     for reason, fix in (
         (Reason.HUNG, "py-spy dump --pid 9"),
-        (Reason.SILENT, "if pid 9 still runs"),
+        (Reason.SILENT, "still runs there (pid 9, "),
     ):
         seen["deaths"] = [{**death, "reason": reason.value}]
         found = only(seen)
@@ -173,7 +172,11 @@ def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(s
 
 OWNER = {
     "hung-owner": ({"state": "hung", "verdict": "dead"}, "critical", "py-spy dump --pid 7"),
-    "silent-owner": ({"state": "silent", "heartbeat_age": 20.0}, "warning", "not heard for 20 s"),
+    "silent-owner": (
+        {"state": "silent", "heartbeat_age": 20.0},
+        "warning",
+        "no heartbeat for 20 s",
+    ),
     "silent-owner of another host": (
         {"state": "silent", "heartbeat_age": 20.0, "owner_ttl": 60.0},
         "warning",
@@ -260,7 +263,7 @@ def test_nobody_makes_passes(seen, last):
     seen["last_pass"] = last
     assert only(seen)[:2] == ("warning" if last else "critical", "no-pass")
     assert only(seen).fix.startswith(
-        "a running worker makes one within 10 s; if none comes, see its log"
+        "a running worker makes one within 10 s; if none comes, check its log"
     )
     seen["owners"][0]["state"] = "silent"
     found = next(one for one in findings(seen) if one.code == "no-pass")
@@ -282,8 +285,11 @@ SERVER = {
     "memory": ({"used_memory": 85 * MIB}, "warning"),
     "memory, nearly all": ({"used_memory": 96 * MIB}, "critical"),
     "no-persistence": ({"append_only": False}, "warning"),
+    "connections": ({"connections": 8_000}, "warning"),
+    "connections, nearly all": ({"connections": 9_500}, "critical"),
+    "aof-failed": ({"append_ok": False}, "critical"),
     "save-failed": ({"last_save_ok": False}, "critical"),
-    "slow-detection": ({"tells_connections": False}, "note"),
+    "slow-detection": ({"reports_connections": False}, "note"),
     "replica-lag": ({"replica_lag_bytes": 100 * MIB}, "warning"),
 }
 
@@ -302,7 +308,9 @@ def test_a_server_that_saves_or_may_not_be_asked_is_not_blamed(seen):
         seen["server"].update(append_only=False, saves=saves)
         assert findings(seen) == []
     seen["server"] = dict.fromkeys(seen["server"], None)
-    seen["server"].update(last_save_ok=True, replica_lag_bytes=0, tells_connections=True)
+    seen["server"].update(
+        last_save_ok=True, append_ok=True, replica_lag_bytes=0, reports_connections=True
+    )
     assert findings(seen) == []
 
 
@@ -316,7 +324,7 @@ def test_the_dead_set_is_near_its_limit(seen):
 
 @pytest.mark.parametrize("kind", ["never_ran", "junk"])
 def test_a_flood_of_what_never_ran_names_its_task_or_reason(seen, kind):
-    row = seen["dead_set"]["kept"][kind]
+    row = seen["dead_set"]["caps"][kind]
     row.update(jobs=row["most_jobs"], flood={"task": "no\nbody"})
     found = only(seen)
     assert found[:2] == ("warning", "dead-set-flooded")
@@ -325,7 +333,7 @@ def test_a_flood_of_what_never_ran_names_its_task_or_reason(seen, kind):
     row.update(flood={"reason": "unparseable payload"})
     assert "have the reason 'unparseable payload'" in only(seen).text
     row.update(flood={})
-    assert only(seen).fix.startswith("`celery -A shop superfetch dead list` shows them")
+    assert only(seen).fix.startswith("`celery -A shop superfetch dead list` lists them")
 
 
 def test_a_job_that_was_killed_lately_is_told_of(seen):
@@ -333,9 +341,9 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     seen["dead_set"].update(killed_lately=1, newest={**job, "at": "2026-01-02T02:59:43.000+00:00"})
     found = only(seen)
     assert found[:2] == ("note", "job-killed")
-    assert found.text == "job shop.charge[4e1a] was killed 17 s ago (gone)"
+    assert found.text == "job shop.charge[4e1a] was moved to the dead set 17 s ago (gone)"
     assert found.fix.startswith("`celery -A shop superfetch dead show 0f22` says why")
-    assert verdict([found], seen).endswith(", 3 in the dead set (1 killed within the hour).")
+    assert verdict([found], seen).endswith(", 3 in the dead set (1 within the hour).")
     seen["dead_set"]["killed_lately"] = 3
     assert only(seen).text.endswith(", and 2 more within the hour")
     seen["dead_set"]["killed_lately"] = DEAD_LETTERED_MANY - 1
@@ -343,14 +351,14 @@ def test_a_job_that_was_killed_lately_is_told_of(seen):
     seen["dead_set"]["killed_lately"] = DEAD_LETTERED_MANY
     assert only(seen)[:2] == ("warning", "job-killed"), "so many are no longer one poison pill"
     seen["dead_set"]["newest"]["task"] = "x" * 5_000
-    assert only(seen).text.startswith(f"job {'x' * 77}...[4e1a] was killed")
+    assert only(seen).text.startswith(f"job {'x' * 77}...[4e1a] was moved to the dead set")
 
 
 def test_what_the_server_evicted_may_be_jobs(seen):
     seen["server"].update(evicted_keys=12, uptime_s=7200)
     assert only(seen)[:2] == ("critical", "evicted")
     assert only(seen).text == (
-        "the server evicted 12 keys since its start 2 h ago, and jobs may be among them"
+        "the server evicted 12 keys since its start 2 h ago, perhaps with jobs"
     )
     seen["server"]["eviction_policy"] = "volatile-lru"
     found = {one.code: one for one in findings(seen)}
@@ -408,3 +416,46 @@ def test_durations():
     said = {0: "0 s", 0.47: "0.4 s", 5: "5 s", 119: "119 s", 899: "14 min", 7200: "2 h"}
     said |= {40 * 3600: "40 h", 3 * 86400: "3 d"}
     assert {seconds: span(seconds) for seconds in said} == said
+
+
+@pytest.mark.parametrize(
+    ("age", "level", "since"),
+    [
+        (30.0, "note", " for 30 s"),
+        (3599.0, "note", " for 59 min"),
+        (3600.0, "warning", " for 60 min"),
+    ],
+)
+def test_a_pause_is_a_note_and_after_an_hour_a_warning(seen, age, level, since):
+    seen["queues"] = [row := seen["queues"][0]]
+    row.update(queue="a b", length=3, probation=1, paused={"at": "t", "age": age, "by": "ann"})
+    [found] = [finding for finding in findings(seen) if finding.code == "queue-paused"]
+    assert found.level == level
+    assert found.text == f"queue a b has been paused{since} by ann, 4 jobs wait"
+    assert found.fix == "when its jobs may run, `celery -A shop superfetch queue resume 'a b'`"
+    assert not [finding for finding in findings(seen) if finding.code == "no-consumer"]
+
+
+def test_a_pause_that_was_written_by_hand_is_a_warning(seen):
+    seen["queues"][0].update(queue="note", length=1, paused={"at": None, "age": None, "by": None})
+    [found] = [finding for finding in findings(seen) if finding.code == "queue-paused"]
+    assert found.level == "warning"
+    assert found.text == "queue note has been paused, 1 job waits"
+
+
+@pytest.mark.parametrize(
+    ("ages", "since"),
+    [((299.0, 300.0), None), ((300.0, 400.0), "5 min"), ((None, 400.0), None)],
+)
+def test_a_queue_that_does_not_move_is_a_warning(seen, ages, since):
+    """Of each of its lists, no job was claimed for five minutes."""
+    for row, age in zip(seen["queues"], ages, strict=True):
+        row.update(oldest=age)
+    found = [finding for finding in findings(seen) if finding.code == "queue-stalled"]
+    assert len(found) == bool(since)
+    if since:
+        text = f"queue mail does not move: 40 jobs, 1 worker, and none has been claimed for {since}"
+        assert (found[0].level, found[0].text) == ("warning", text)
+        assert "jobs --queue mail --state running" in found[0].fix
+    seen["queues"][0].update(paused={"at": "t", "age": 1.0, "by": "ann"})
+    assert "queue-stalled" not in {finding.code for finding in findings(seen)}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_superfetch.errors import BadFilter
-from celery_superfetch.model.arguments import MOST, MOST_BODY, arguments
+from celery_superfetch.model.arguments import ARGUMENTS_MAX_CHARS, BODY_MAX_BYTES, arguments
 from celery_superfetch.model.dead_job import DeadFilter, DeadJob, utc
 from celery_superfetch.model.job import digest, eta_of
 from support.workers.bench import payload
@@ -64,6 +64,18 @@ def test_arguments_are_those_the_sender_shows():
     assert arguments(raw) == ("('***',)", "{}")
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"argsrepr": "('***',)"}, ("('***',)", "{'b': 1}")),
+        ({"kwargsrepr": "{'b': '***'}"}, ("['secret']", "{'b': '***'}")),
+        ({"argsrepr": "('***',)", "kwargsrepr": None}, ("('***',)", "{'b': 1}")),
+    ],
+)
+def test_what_the_sender_masks_of_one_kind_stays_masked(given, shown):
+    assert arguments(message([["secret"], {"b": 1}, {}], **given)) == shown
+
+
 def test_without_them_a_json_body_is_read():
     assert arguments(message([[1, "a"], {"b": None}, {}])) == ("[1, 'a']", "{'b': None}")
     assert arguments(message({"args": [1], "kwargs": {}})) == ("[1]", "{}"), "protocol 1"
@@ -85,7 +97,7 @@ def test_nothing_is_ever_unpickled_for_display():
         (message(b"\xff\xfe"), "cannot be decoded"),
         (message(5), "cannot be decoded"),
         (message([[1], {}, {}], compression="application/x-gzip"), "compressed"),
-        (message([["x" * MOST_BODY], {}, {}]), "characters"),
+        (message([["x" * BODY_MAX_BYTES], {}, {}]), "characters"),
     ],
     ids=["junk", "no text", "no list", "compressed", "long"],
 )
@@ -99,7 +111,7 @@ def test_a_long_view_is_cut():
         message([[], {}, {}], argsrepr="x" * 5000, kwargsrepr=""),
     ):
         view = arguments(raw)[0]
-        assert len(view) == MOST
+        assert len(view) == ARGUMENTS_MAX_CHARS
         assert view.endswith("xxx...")
 
 
@@ -161,6 +173,14 @@ def test_ages_become_a_window_of_times():
     assert DeadFilter(older_than=30, newer_than=60).window(100_000) == (40_000, 70_000)
 
 
+def test_a_last_entry_whose_time_is_none_has_the_time_of_death():
+    broken = [{"reason": "gone", "at": "yesterday"}, {"reason": "lost", "at": 1e30}]
+    record = json.dumps({"payload": "junk", "history": broken}).encode()
+    first, last = DeadJob.load("id", record, 9_500).events
+    assert (first["at"], first["time"]) == (None, None)
+    assert (last["at"], last["time"]) == (9.5, "1970-01-01T00:00:09.500+00:00")
+
+
 @pytest.mark.parametrize(
     ("conditions", "said"),
     [
@@ -169,7 +189,7 @@ def test_ages_become_a_window_of_times():
         ({"reason": ""}, "'reason' is empty"),
         ({"older_than": -1}, "'older_than' must be"),
         ({"newer_than": float("nan")}, "'newer_than' must be"),
-        ({"older_than": 60, "newer_than": 60}, "no job can"),
+        ({"older_than": 60, "newer_than": 60}, "exclude each other"),
     ],
     ids=str,
 )

@@ -176,5 +176,5 @@ def test_messages_name_the_tasks_and_are_bounded():
     assert f"{names[NAMES_IN_LOG - 1]} and 5 more" in first
     assert "acks_late=True" in first
     assert "task_reject_on_worker_lost is on: b." in second
-    assert "acks_late=False: c." in third
+    assert "acks_late=False, so a killed worker loses the jobs that it runs: c." in third
     assert not [*NOTHING.messages()]

@@ -33,4 +33,4 @@ def test_an_outage_that_lasts_is_logged_now_and_then(caplog):
         return len(caplog.messages)
 
     eventually(lambda: lines() == 3)
-    assert caplog.messages[1] == "Fails. This lasts for 0 s."
+    assert caplog.messages[1] == "Fails. This has lasted for 0 s."

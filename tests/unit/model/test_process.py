@@ -120,7 +120,7 @@ def test_linux_without_proc_knows_itself_and_judges_nobody_by_pid():
     code = (
         "from celery_superfetch.model.process import ProcessImage, _current, look_at, own_pid;"
         "one, other = ProcessImage.current(), _current.__wrapped__(own_pid());"
-        "print(one.same_ground(one), one.same_ground(other), look_at(own_pid(), '1').name)"
+        "print(one.is_local_to(one), one.is_local_to(other), look_at(own_pid(), '1').name)"
     )
     bare = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
     try:
@@ -178,9 +178,9 @@ def test_a_program_executed_in_the_same_process_is_a_newer_image():
 
 def test_a_pid_means_something_on_the_same_ground_only():
     mine = ProcessImage.current()
-    assert mine.same_ground(replace(mine, pid=1, start_time="1", image="other"))
+    assert mine.is_local_to(replace(mine, pid=1, start_time="1", image="other"))
     for part in ("host", "boot_id", "pid_namespace"):
-        assert not mine.same_ground(replace(mine, **{part: "another"})), part
+        assert not mine.is_local_to(replace(mine, **{part: "another"})), part
     assert mine.same_process(replace(mine, image="other"))
     assert not mine.same_process(replace(mine, start_time="1"))
     assert not mine.same_process(replace(mine, pid_namespace="another"))

@@ -21,15 +21,15 @@ DEAD = {
     "its pid is gone": (GONE, Reason.PROCESS_GONE),
     "it is a zombie": (ZOMBIE, Reason.PROCESS_ZOMBIE),
     "its pid has another start time, and it missed two heartbeats": (
-        replace(REUSED, silent_for=MISSED),
+        replace(REUSED, staleness_s=MISSED),
         Reason.PID_REUSED,
     ),
     "its pid is gone though it was heard a moment ago": (
-        replace(GONE, silent_for=0.0),
+        replace(GONE, staleness_s=0.0),
         Reason.PROCESS_GONE,
     ),
     "its pid is gone and it was never watched": (
-        replace(GONE, silent_for=None),
+        replace(GONE, staleness_s=None),
         Reason.PROCESS_GONE,
     ),
     "a zombie keeps its connections until its last thread is gone": (
@@ -42,74 +42,74 @@ DEAD = {
     ),
     "it runs here, and said that its loop hangs": (replace(RUNNING, hung=True), Reason.HUNG),
     "elsewhere, and it said so with its last heartbeat, a moment ago": (
-        replace(ELSEWHERE, hung=True, silent_for=0.0, connected=True),
+        replace(ELSEWHERE, hung=True, staleness_s=0.0, connected=True),
         Reason.HUNG,
     ),
     "its pool outlived it for two heartbeats": (
-        replace(GONE, pool_left=True, silent_for=MISSED),
+        replace(GONE, pool_left=True, staleness_s=MISSED),
         Reason.PROCESS_GONE,
     ),
     "elsewhere, unconnected and silent for exactly two heartbeats": (
-        replace(ELSEWHERE, connected=False, silent_for=MISSED),
+        replace(ELSEWHERE, connected=False, staleness_s=MISSED),
         Reason.DISCONNECTED,
     ),
     "elsewhere, still connected and silent for exactly its ttl": (
-        replace(ELSEWHERE, connected=True, silent_for=TTL),
+        replace(ELSEWHERE, connected=True, staleness_s=TTL),
         Reason.SILENT,
     ),
     "elsewhere, its connections cannot be looked up, silent for its ttl": (
-        replace(ELSEWHERE, connected=None, silent_for=TTL),
+        replace(ELSEWHERE, connected=None, staleness_s=TTL),
         Reason.SILENT,
     ),
 }
 
 NOT_DEAD = {
-    "elsewhere and heard": (replace(ELSEWHERE, silent_for=0.0), Reason.HEARD),
+    "elsewhere and heard": (replace(ELSEWHERE, staleness_s=0.0), Reason.HEARD),
     "elsewhere, its heartbeat just begins to stand still": (
-        replace(ELSEWHERE, silent_for=0.01),
+        replace(ELSEWHERE, staleness_s=0.01),
         Reason.WATCHED,
     ),
     "elsewhere and never watched, by a fresh observer": (
-        replace(ELSEWHERE, silent_for=None),
+        replace(ELSEWHERE, staleness_s=None),
         Reason.HEARD,
     ),
     "unconnected, but the observer is fresh": (
-        replace(ELSEWHERE, silent_for=None, connected=False),
+        replace(ELSEWHERE, staleness_s=None, connected=False),
         Reason.HEARD,
     ),
     "unconnected, but a reconnect may be under way": (
-        replace(ELSEWHERE, silent_for=MISSED - 0.01, connected=False),
+        replace(ELSEWHERE, staleness_s=MISSED - 0.01, connected=False),
         Reason.WATCHED,
     ),
     "frozen but connected, within its ttl": (
-        replace(ELSEWHERE, silent_for=TTL - 0.01, connected=True),
+        replace(ELSEWHERE, staleness_s=TTL - 0.01, connected=True),
         Reason.WATCHED,
     ),
     "connections unusable, within its ttl": (
-        replace(ELSEWHERE, silent_for=TTL - 0.01, connected=None),
+        replace(ELSEWHERE, staleness_s=TTL - 0.01, connected=None),
         Reason.WATCHED,
     ),
     "its process runs here (EPERM counts as running)": (RUNNING, Reason.RUNNING),
     "its process runs here, whatever the server says of its connections": (
-        replace(RUNNING, connected=False, silent_for=0.0),
+        replace(RUNNING, connected=False, staleness_s=0.0),
         Reason.RUNNING,
     ),
     "its pid seems to have another start time, but it is heard": (REUSED, Reason.HEARD),
     "its pid seems to have another start time, a little below two heartbeats": (
-        replace(REUSED, silent_for=MISSED - 0.01, connected=False),
+        replace(REUSED, staleness_s=MISSED - 0.01, connected=False),
         Reason.WATCHED,
     ),
     "it is frozen on this host, and named so": (
-        replace(RUNNING, silent_for=MISSED),
+        replace(RUNNING, staleness_s=MISSED),
         Reason.RUNNING_SILENT,
     ),
     "it is frozen on this host, for a hundred times its ttl and without connections": (
-        replace(RUNNING, silent_for=100 * TTL, connected=False),
+        replace(RUNNING, staleness_s=100 * TTL, connected=False),
         Reason.RUNNING_SILENT,
     ),
     "its pool processes outlive it": (replace(GONE, pool_left=True), Reason.POOL_LEFT),
     "its pool processes outlive it, a little below two heartbeats": (
-        replace(ZOMBIE, pool_left=True, silent_for=MISSED - 0.01),
+        replace(ZOMBIE, pool_left=True, staleness_s=MISSED - 0.01),
         Reason.POOL_LEFT,
     ),
 }
@@ -130,11 +130,11 @@ def test_an_owner_is_not_dead_when(evidence, reason):
 def test_the_owners_own_settings_are_the_measure():
     slow = Evidence(heartbeat_interval=60.0, owner_ttl=600.0)
     quick = Evidence(heartbeat_interval=0.5, owner_ttl=3.0)
-    assert not judge(replace(slow, silent_for=119.0, connected=False)).dead
-    assert judge(replace(slow, silent_for=120.0, connected=False)).dead
-    assert not judge(replace(slow, silent_for=599.0, connected=True)).dead
-    assert judge(replace(quick, silent_for=1.0, connected=False)).dead
-    assert judge(replace(quick, silent_for=3.0, connected=True)).dead
+    assert not judge(replace(slow, staleness_s=119.0, connected=False)).dead
+    assert judge(replace(slow, staleness_s=120.0, connected=False)).dead
+    assert not judge(replace(slow, staleness_s=599.0, connected=True)).dead
+    assert judge(replace(quick, staleness_s=1.0, connected=False)).dead
+    assert judge(replace(quick, staleness_s=3.0, connected=True)).dead
 
 
 def test_more_silence_never_brings_an_owner_back_to_life():
@@ -142,7 +142,7 @@ def test_more_silence_never_brings_an_owner_back_to_life():
     for known, connected, pool_left in product(processes, (True, False, None), (False, True)):
         seen = replace(known, connected=connected, pool_left=pool_left)
         spans = (None, 0.0, 1.0, MISSED, TTL, 100 * TTL)
-        verdicts = [judge(replace(seen, silent_for=seconds)).dead for seconds in spans]
+        verdicts = [judge(replace(seen, staleness_s=seconds)).dead for seconds in spans]
         assert verdicts == sorted(verdicts), seen
 
 

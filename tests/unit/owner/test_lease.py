@@ -66,7 +66,6 @@ def test_an_event_that_is_not_in_the_table_changes_nothing(state, event):
     assert after is TRANSITIONS[event].get(state)
     assert lease.state is (after or state)
     assert (leases.of(JOB) is lease) is (lease.state is not State.GONE)
-    assert Lease(JOB, state=state).apply(event) is (after is not None)
 
 
 @pytest.mark.parametrize("state", State)
@@ -81,7 +80,7 @@ def test_from_each_state_a_job_can_leave(state):
 
 
 @pytest.mark.parametrize(
-    "event", [Event.ACK, Event.REQUEUE, Event.PARK, Event.CLOSE, Event.TAKE_BACK]
+    "event", [Event.ACK, Event.REQUEUE, Event.PARK, Event.CLOSE, Event.WITHDRAW]
 )
 @pytest.mark.parametrize("state", RUNS)
 def test_a_run_that_ends_without_an_ack_is_known(state, event):

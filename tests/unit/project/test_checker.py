@@ -291,6 +291,20 @@ def test_only_rivals_overtake():
     assert verdicts([*OVERTAKEN, *ran(101)]) == []  # a machine that is busy lets all wait
 
 
+def test_two_processes_of_a_pool_may_begin_in_any_order():
+    assert verdicts([*OVERTAKEN, *ran(101 + checker.ALONGSIDE)]) == []
+    assert verdicts([*OVERTAKEN, *ran(101.01 + checker.ALONGSIDE)]) == ["starved"]
+
+
+def test_a_run_that_begins_as_its_worker_thaws_began_before_the_freeze():
+    """The worker was declared dead meanwhile, and the job has run elsewhere."""
+    froze = killed(1, until=20, kind="freeze beyond the limits")
+    elsewhere = [send(), *ran(12, worker="w2"), froze]
+    assert verdicts([*elsewhere, *ran(20.01)]) == []
+    assert verdicts([*elsewhere, *ran(20.01 + checker.THAWED)]) == ["twice"], "a start too late"
+    assert verdicts([*elsewhere, *ran(20.01, worker="w3")]) == ["twice"], "of another worker"
+
+
 def test_a_worker_that_stops_wastes_no_process():
     assert verdicts([send(), *ran(5 + checker.STOPPED), UNLOADED]) == []
     assert verdicts([send(), *ran(5.1 + checker.STOPPED), UNLOADED]) == ["wasted"]
@@ -369,6 +383,166 @@ def test_the_control_a_strike_without_a_harm_stays_unexplained(harms, strikes):
     assert verdicts([*CLAIMED, *harms, *strikes]) == ["innocent killed"]
 
 
+#: Seconds at which a snapshot was made, and the server was killed and had come back from it.
+BACK, FELL, CAME = 100.0, 160.0, 161.0
+
+
+def restored(**facts: Any) -> Line:
+    return killed(FELL, "w1", "w2", until=CAME, cut=True, back=BACK, **facts)
+
+
+#: The last moment at which a harm to all connections still explains what happens to them.
+OVER = CAME + checker.CUT_OFF
+#: The last end of a run that may not be settled in the snapshot.
+OPEN = BACK - checker.UNSETTLED - 0.1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "at", "again"),
+    [
+        ([], 110, 170),
+        ([], OPEN + 0.01, 170),
+        ([], OVER - 0.1, OVER + 5),
+        (["twice"], OPEN - 0.1, 170),
+        (["twice"], 110, FELL - 0.1),
+        (["twice"], OVER + 0.1, OVER + 5),
+    ],
+    ids=[
+        "settled since the snapshot",
+        "perhaps not settled before it",
+        "held as the server came back",
+        "settled before it",
+        "again before the server was killed",
+        "begun after the server was back",
+    ],
+)
+def test_a_server_that_came_back_forgets_what_was_settled_since_and_nothing_else(
+    verdict, at, again
+):
+    runs = [send(), *ran(at), *ran(again, worker="w2")]
+    assert verdicts([*runs, restored()]) == verdict
+    assert verdicts(runs) == ["twice"], "the control: no server came back"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "at", "until"),
+    [
+        ([], 110, 110),
+        ([], BACK - 1, BACK),
+        ([], CAME, CAME + 1),
+        (["lost"], BACK - 1, BACK - 0.1),
+        (["lost"], CAME + 0.1, CAME + 1),
+    ],
+    ids=["since", "meanwhile", "as it came back", "before the snapshot", "after it was back"],
+)
+def test_a_server_that_came_back_loses_what_was_sent_since_and_nothing_else(verdict, at, until):
+    assert verdicts([send(at=at, until=until), restored()]) == verdict
+    assert verdicts([send(at=at, until=until, pill=3), restored()]) == (verdict and ["stuck"])
+    begun = ran(max(at, 120), cut=True)
+    assert verdicts([send(at=at, until=until), *begun, killed(200), restored()]) == verdict
+
+
+def test_a_step_is_lost_only_with_the_job_that_publishes_it():
+    """A job that was sent before the snapshot is in it, and runs again; one that ends after the
+    server is back publishes to that server."""
+    assert verdicts([send("a b", at=110), *ran(120, "a"), restored()]) == []
+    assert verdicts([send("a b", at=90), *ran(120, "a"), restored()]) == ["stuck"]
+    assert verdicts([send("a b", at=110), *ran(OVER, "a"), restored()]) == ["stuck"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "at"), [([], 120), ([], OPEN + 0.01), (["stuck"], OPEN - 0.1), (["stuck"], OVER)]
+)
+def test_the_body_of_a_chord_is_lost_if_its_last_part_ended_since(verdict, at):
+    parts = [*ran(1, "p0"), *ran(at, "p1")]
+    assert verdicts([send(**CHORD), *parts, restored()]) == verdict
+    # A part that ran again had been counted when it ran first.
+    again = [killed(190), *ran(195, "p1", worker="w2")]
+    assert verdicts([send(**CHORD), *ran(1, "p0"), *ran(189.9, "p1"), *again, restored()]) == [
+        "stuck"
+    ]
+
+
+def test_a_step_is_published_again_if_the_server_forgot_it():
+    """Once for each server that came back, and only by a job that ran again for that."""
+    forks = [send("a b c"), *ran(110, "a"), *ran(111, "b"), *ran(112, "c")]
+    again = [*ran(170, "a", worker="w2"), *ran(172, "b", message="2", worker="w2")]
+    end = ran(174, "c", message="2", worker="w2")
+    assert verdicts([*forks, *again, *end, restored()]) == []
+    assert verdicts([*forks, *again, *end]) == ["twice", "forked"]
+    assert verdicts([*forks, *again, *end, *ran(173, "b", message="3"), restored()]) == ["forked"]
+    assert verdicts([*forks, *ran(172, "b", message="2"), restored()]) == ["forked"], "by whom?"
+    # Of each message there is one run, here too.
+    assert verdicts([*forks, *again, *end, *ran(180, "b", message="2"), restored()]) == ["twice"]
+
+
+def test_what_was_published_by_hand_since_may_be_lost():
+    for at, verdict in ((110, []), (BACK - 0.1, ["lost"]), (OVER + 0.1, ["lost"])):
+        assert verdicts([send(), *ran(1), hand("0", at=at), restored()]) == verdict
+
+
+def test_the_runs_of_a_killer_are_counted_again_by_a_server_that_came_back():
+    killer = [send(pill=2, at=90), failed(), restored()]
+    first = [*ran(110, cut=True), *ran(120, cut=True)]
+    second = [*ran(170, cut=True), *ran(180, cut=True)]
+    assert verdicts([*killer, *first, *second]) == []
+    assert verdicts([*killer, *first, *ran(130, cut=True)]) == ["pill"]
+    assert verdicts([*killer, *first, *second, *ran(190, cut=True)]) == ["pill"]
+    assert verdicts([*killer, *ran(1, cut=True), *ran(20, cut=True), *second]) == []
+
+
+def test_what_shares_its_task_id_is_a_job_of_its_own():
+    """A killer with that id is given up; the other jobs with it run, and have no result."""
+    shared = {"shared": "again-1", "kind": "again"}
+    jobs = [send(**shared, pill=3), *PILL, send(job="k", at=50, **shared)]
+    assert verdicts([*jobs, *ran(51, job="k")]) == []
+    assert verdicts(jobs) == ["lost"]
+    assert verdicts([*jobs, *ran(51, job="k"), *ran(60, cut=True)]) == ["pill"]
+    assert verdicts([send(**shared, pill=3)]) == ["lost"]
+    assert verdicts([*jobs, *ran(51, job="k"), *ran(60, job="k", worker="w2")]) == ["twice"]
+
+
+def test_of_thousands_of_parts_each_ends_and_the_body_gets_each():
+    parts = [f"p{number}" for number in range(2000)]
+    runs = [line for part in parts for line in ran(1, part)]
+    group = send(" ".join(parts), parts=2000, kind="group")
+    assert verdicts([group, *runs]) == []
+    assert verdicts([group, *runs[:-2]]) == ["lost"]
+    crowd = send(" ".join([*parts, "body"]), parts=2000, values=parts, kind="crowd")
+    assert verdicts([crowd, *runs, *ran(2, "body", given=parts)]) == []
+    assert verdicts([crowd, *runs, *ran(2, "body", given=parts[:-1])]) == ["wrong values"]
+    assert verdicts([crowd, *runs]) == ["stuck"]
+
+
+#: What happens to a network or to the CPU in the storm: the runs of the workers there are excused,
+#: as by any harm, and no others; idle connections that are closed excuse nothing.
+@pytest.mark.parametrize("kind", ["partition to the server", "packet loss", "latency"])
+def test_a_network_that_fails_in_part_excuses_runs_of_its_machine_alone(kind):
+    harm = killed(1, until=20, cut=True, kind=kind)
+    for worker, verdict in (("w1", []), ("w2", ["twice"])):
+        runs = [send(), *ran(5, cut=True, worker=worker), *ran(15, worker="w3")]
+        assert verdicts([*runs, harm]) == verdict
+    late = [send(), *ran(20.1 + checker.CUT_OFF), *ran(40, worker="w3")]
+    assert verdicts([*late, harm]) == ["twice"]
+    # And none of it makes up for a job that never ends, or for a fork.
+    assert verdicts([send(), *ran(5, cut=True), harm]) == ["lost"]
+    assert verdicts([*NEVER["forked"], harm]) == ["forked"]
+
+
+def test_idle_connections_that_are_closed_excuse_nothing():
+    closed = killed(1, until=20, kind="idle connections closed") | {"workers": []}
+    assert verdicts([send(), *ran(5), *ran(15, worker="w2"), closed]) == ["twice"]
+    assert verdicts([send(), *ran(5, cut=True), closed]) == ["lost"]
+
+
+def test_little_cpu_excuses_its_worker_and_no_silence():
+    slow = killed(1, until=20, kind="little CPU")
+    assert verdicts([send(), *ran(5), *ran(15, worker="w2"), slow]) == []
+    assert verdicts([send(), *ran(5, worker="w2"), *ran(15), slow]) == ["twice"]
+    slow = killed(1, until=200, kind="little CPU")
+    assert verdicts([placed(), placed("w2", "b"), *BUSY, slow]) == ["silent"]
+
+
 def test_what_was_given_up_hands_on_nothing():
     killed_as_they_ended = [*ran(1, "a"), *ran(20, "a"), *ran(40, "a")]
     harms = [killed(1.1), killed(20.1), killed(40.1)]
@@ -414,4 +588,4 @@ def test_histories_add_up(tmp_path, capsys):
 
 
 def test_it_is_short():
-    assert len(Path(checker.__file__).read_text().splitlines()) < 480
+    assert len(Path(checker.__file__).read_text().splitlines()) < 560

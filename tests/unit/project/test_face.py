@@ -20,7 +20,7 @@ PARTS = {
     "parking",
 }
 #: Parts of those, whose names others have, too.
-INNER = PARTS | {"jobs", "lists", "parked", "history"}
+INNER = PARTS | {"jobs", "lists", "parked", "stats"}
 #: What other rooms see: owners, by what they are called, and two of their parts.
 FACES = {"owner", "mine", "leases", "settlement"}
 #: What is counted of a holding or a report, and asked of the store.
@@ -47,12 +47,12 @@ def test_no_other_room_reaches_through_an_owner(module):
 
 def test_the_control_such_a_reach_is_seen():
     source = (
-        "a.owner.heartbeat_session.facts; owner.leases.jobs; "
+        "a.owner.heartbeat_session.record; owner.leases.jobs; "
         "self.in_flight.requeue(x); report.in_flight"
     )
     assert sorted(reaches(source)) == [
         "a.owner.heartbeat_session",
-        "a.owner.heartbeat_session.facts",
+        "a.owner.heartbeat_session.record",
         "owner.leases.jobs",
         "self.in_flight.requeue",
     ]

@@ -25,7 +25,7 @@ def test_each_repair_of_the_pool_names_its_report():
     repairs = functions("worker/prefork.py")
     applied = {
         call.value.func.id
-        for call in repairs["mend"].body
+        for call in repairs["apply_repairs"].body
         if isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
     }
     assert len(applied) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_superfetch.model.job import Job
-from celery_superfetch.store.batches import BATCH, ROOM, batches
+from celery_superfetch.store.batches import MOVES_MAX_BYTES, MOVES_PER_SCRIPT, batches
 
 
 def job(number: int, payload: bytes = b"", owner: str = "host|1|nonce", name: str = "mail") -> Job:
@@ -13,7 +13,9 @@ def job(number: int, payload: bytes = b"", owner: str = "host|1|nonce", name: st
 
 
 @pytest.mark.parametrize(
-    ("size", "most"), [(1, BATCH), (ROOM // 4, 4), (2 * ROOM, 1)], ids=["small", "large", "huge"]
+    ("size", "most"),
+    [(1, MOVES_PER_SCRIPT), (MOVES_MAX_BYTES // 4, 4), (2 * MOVES_MAX_BYTES, 1)],
+    ids=["small", "large", "huge"],
 )
 def test_one_script_moves_so_many_jobs_and_bytes_of_them_in_their_order(size, most):
     jobs = [job(number, b"x" * size) for number in range(2 * most)]

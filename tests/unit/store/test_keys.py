@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from celery_superfetch.store.keys import Keys
-from celery_superfetch.store.keyspace import DEAD, JOBS
+from celery_superfetch.store.keyspace import COUNT_BY_KIND, DEAD_KINDS
 
 ARGUMENTS = {"owner": "web-1|7|abc", "queue_list": "mail", "digest": "0" * 40, "host": "web-1"}
 
@@ -32,7 +32,7 @@ def every_key(keys: Keys) -> dict[str, str]:
 
 
 def test_there_are_keys_to_check():
-    assert {"owners", "private", "queue", "dead", "recoveries"} <= set(every_key(Keys()))
+    assert {"owners", "private", "queue", "dead", "history"} <= set(every_key(Keys()))
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "{tag}", "a*b"])
@@ -60,7 +60,7 @@ def test_what_an_owner_has_can_be_parsed_back(prefix, queue_list):
     landing = keys.landing(owner, queue_list)
     assert keys.parse(landing.encode()) == ("landing:", owner, queue_list)
     assert keys.parse(keys.private(owner).encode()) == ("private:", owner, "")
-    assert keys.parse(keys.facts(owner).encode()) == ("owner:", owner, "")
+    assert keys.parse(keys.owner_record(owner).encode()) == ("owner:", owner, "")
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "a*b", "a?b", "[ab]", "back\\slash", "{tag}"])
@@ -68,7 +68,7 @@ def test_the_scan_pattern_finds_private_lists(prefix):
     keys = Keys(prefix)
     private = _as_fnmatch(keys.pattern("private:"))
     assert fnmatch.fnmatchcase(keys.private("h|1|n"), private)
-    for key in (keys.facts("h|1|n"), keys.landing("h|1|n", "mail"), keys.parked_of("mail")):
+    for key in (keys.owner_record("h|1|n"), keys.landing("h|1|n", "mail"), keys.parked_of("mail")):
         assert not fnmatch.fnmatchcase(key, private)
 
 
@@ -82,8 +82,10 @@ def test_all_of_our_keys_are_found_and_told_apart(prefix):
     for name, key in ours.items():
         assert fnmatch.fnmatchcase(key, pattern), name
         kind, *_ = keys.parse(key.encode())
-        assert (kind in JOBS) is (name in {"private", "landing", "parked_of", "probation"}), name
-        assert (kind in DEAD) is (name.startswith("dead") or name == "unannounced"), name
+        assert (kind in COUNT_BY_KIND) is (
+            name in {"private", "landing", "parked_of", "probation"}
+        ), name
+        assert (kind in DEAD_KINDS) is (name.startswith("dead") or name == "unannounced"), name
 
 
 @pytest.mark.parametrize(("prefix", "other"), [("a*", "abc"), ("a?", "ab"), ("[ab]", "a")])

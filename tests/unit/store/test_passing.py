@@ -11,7 +11,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from celery_superfetch.store.redis.server import FULL, is_passing
+from celery_superfetch.store.redis.server import FULL_TEXT, is_temporary
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ from celery_superfetch.store.redis.server import FULL, is_passing
         (ResponseError("MISCONF Redis is configured to save RDB snapshots"), True),
         (ResponseError("NOREPLICAS Not enough good replicas to write."), True),
         (ResponseError("Command # 1 (SET x y) of pipeline caused error: MISCONF Redis is"), True),
-        (ResponseError(f"command not allowed when {FULL}. script: 1"), True),
+        (ResponseError(f"command not allowed when {FULL_TEXT}. script: 1"), True),
         (OutOfMemoryError("command not allowed"), True),
         (ReadOnlyError("You can't write against a read only replica."), True),
         (BusyLoadingError("Redis is loading the dataset in memory"), True),
-        (ResponseError("WRONGTYPE 'OOM' is no queue, it holds a string"), False),
+        (ResponseError("WRONGTYPE 'OOM' is not a queue: the key holds a string"), False),
         (ResponseError("Command # 1 (SET MISCONF y) of pipeline caused error: WRONGTYPE"), False),
         (NoPermissionError("this user has no permissions"), False),
         (ValueError("MISCONF"), False),
@@ -32,4 +32,4 @@ from celery_superfetch.store.redis.server import FULL, is_passing
     ids=lambda value: str(value)[:30],
 )
 def test_a_refusal_passes_by_its_code_or_its_class(error, passes):
-    assert is_passing(error) is passes
+    assert is_temporary(error) is passes

@@ -6,7 +6,7 @@ import pytest
 
 from celery_superfetch.model.job import Counters, Job
 from celery_superfetch.store.private_lists import (
-    CLAIM_BYTES,
+    CLAIM_MAX_BYTES,
     END_BYTES,
     LARGE_BYTES,
     Claimed,
@@ -47,9 +47,9 @@ def test_other_payloads_are_sent_again(payload):
         (1, 10, 2, True),
         (2, 10, 2, False),
         (3, 10, 2, False),
-        (1, CLAIM_BYTES - 1, 2, True),
-        (1, CLAIM_BYTES, 2, False),
-        (2, CLAIM_BYTES // 2, 3, False),
+        (1, CLAIM_MAX_BYTES - 1, 2, True),
+        (1, CLAIM_MAX_BYTES, 2, False),
+        (2, CLAIM_MAX_BYTES // 2, 3, False),
     ],
 )
 def test_a_claim_falls_short_if_neither_number_nor_size_ended_it(count, size, most, short):

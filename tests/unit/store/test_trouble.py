@@ -13,12 +13,12 @@ CASES = {
         exceptions.AuthenticationError,
         "the user or the password in the URL is wrong",
     ),
-    "Authentication required.": (exceptions.AuthenticationError, "wants a password"),
+    "Authentication required.": (exceptions.AuthenticationError, "requires a password"),
     "HELLO must be called with the client already authenticated, otherwise ...": (
         exceptions.AuthenticationError,
-        "wants a password",
+        "requires a password",
     ),
-    "NOAUTH Authentication required.": (exceptions.ResponseError, "wants a password"),
+    "NOAUTH Authentication required.": (exceptions.ResponseError, "requires a password"),
     "OOM command not allowed when used memory > 'maxmemory'.": (
         exceptions.OutOfMemoryError,
         "full and refuses writes: raise maxmemory",
@@ -39,7 +39,7 @@ CASES = {
         "another program wrote to a key",
     ),
     "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
-    "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "loads its data"),
+    "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "is loading its data"),
 }
 
 

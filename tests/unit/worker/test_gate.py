@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from celery_superfetch.model.permit import clock
+from celery_superfetch.model.start_permit import clock
 from celery_superfetch.worker.outcomes import TooLate
 from celery_superfetch.worker.run_job import run_job
 

@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 from celery.concurrency.thread import TaskPool
 
+from celery_superfetch.worker.pool_adapter import ThreadAdapter
 from celery_superfetch.worker.stopping import Stopper, wrap_handlers
 
 
@@ -56,7 +57,9 @@ def test_a_pool_of_threads_is_not_stopped_by_a_signal_while_it_is_given_a_job():
 
     before = signal.signal(signal.SIGQUIT, worker_Cold)
     try:
-        wrap_handlers(Stopper(SimpleNamespace(pool=pool, app=Celery(set_as_current=False))))
+        gate = SimpleNamespace(inline=False, adapter=ThreadAdapter(pool))
+        app = Celery(set_as_current=False)
+        wrap_handlers(Stopper(SimpleNamespace(pool=pool, app=app, superfetch_gate=gate)))
         with pool.executor._shutdown_lock:  # as ``submit()`` has it while a new thread comes up
             signal.raise_signal(signal.SIGQUIT)
             assert not stopped

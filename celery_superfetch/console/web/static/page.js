@@ -57,7 +57,7 @@ function mark(reason) {
 // Reads the page; fails with the reason that an error page gives.
 async function read() {
   const answer = await fetch(location.href, { signal: AbortSignal.timeout(10000) }).catch(() => {
-    throw new Error("The page's own process does not answer. See whether superfetch web runs.");
+    throw new Error("The process of the page does not answer. Check whether superfetch web runs.");
   });
   if (answer.status === 401) location.reload();
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -69,7 +69,7 @@ async function read() {
 async function look() {
   const began = new Date();
   // A server that hangs answers nothing, and the page's own process waits for it.
-  const late = away ? 0 : setTimeout(mark, LATE, `No answer for ${LATE / 1000} s. The page asks on.`);
+  const late = away ? 0 : setTimeout(mark, LATE, `No answer for ${LATE / 1000} s. The page tries again.`);
   try {
     const fresh = await read();
     if (away) return location.reload();

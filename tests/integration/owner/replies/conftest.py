@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_superfetch.model.facts import Facts
+from celery_superfetch.model.owner_record import OwnerRecord
 from support.servers.server import Server
 from support.workers.bench import Bench
 
@@ -31,10 +31,10 @@ def hasty(server: Server, patience: float) -> Bench:
 
 
 @pytest.fixture
-def owner(hasty: Bench) -> Facts:
-    facts = hasty.owner()
+def owner(hasty: Bench) -> OwnerRecord:
+    record = hasty.owner()
     # From here on the server knows the scripts, and we its version.
-    hasty.driver.claim(facts.owner, ["mail"], 1, 1, [])
-    hasty.scripts.run_all([hasty.lists.settle_counted(facts.owner, [])])
-    hasty.driver.claim_suspect(facts.owner, "mail")
-    return facts
+    hasty.driver.claim(record.owner, ["mail"], 1, 1, [])
+    hasty.scripts.run_all([hasty.lists.settle_counted(record.owner, [])])
+    hasty.driver.claim_suspect(record.owner, "mail")
+    return record

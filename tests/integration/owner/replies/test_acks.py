@@ -11,8 +11,8 @@ import pytest
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_superfetch.model.facts import Facts
 from celery_superfetch.model.job import Claimed, Counters, digest
+from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.store.redis.scripts import Scripts
 from support.driver import UNREAD_REPLIES_MAX
 from support.servers.faults import another_type, kill_connections, unheard
@@ -56,7 +56,7 @@ def test_an_ack_that_is_posted_waits_for_nobody(server, hasty, owner):
     assert not held.has_unread
 
 
-def post_one_by_one(bench: Bench, owner: Facts, count: int) -> list[int]:
+def post_one_by_one(bench: Bench, owner: OwnerRecord, count: int) -> list[int]:
     """Ack as many jobs; return how many replies were unread after each."""
     unread = []
     for claimed in bench.take(owner, *(payload(n) for n in range(count))):
@@ -125,7 +125,7 @@ def test_a_record_that_was_taken_back_unheard_is_made_when_the_job_starts(server
     held = hasty.driver
     [one] = hasty.take(owner, payload(1), starts=1)
     # From here on the server knows the script.
-    hasty.run(held.lists.clear_starts(owner.owner, ["none"]))
+    hasty.run(held.lists.put_notes_back(owner.owner, ["none"]))
     unheard(server, lambda: held.unrecord(one.job))
     eventually(lambda: hasty.recorded(owner) == [], message="the control: it was carried out")
     assert held.reconcile(owner.owner, {"mail": 0}) == 0

@@ -93,7 +93,7 @@ def test_a_signal_handler_that_claims_during_a_send_gets_an_error(bench, owner, 
     bench.push("mail", A)
     faults.handler = lambda: driver.claim(owner.owner, ["mail"], 1)
     faults.arm(Fault.SIGNAL, 1)
-    with pytest.raises(RuntimeError, match="may not claim"):
+    with pytest.raises(RuntimeError, match="must not claim"):
         driver.claim(owner.owner, ["mail"], 1)
     assert bench.queue() == [A]
 

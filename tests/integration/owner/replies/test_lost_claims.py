@@ -10,9 +10,12 @@ import pytest
 import redis
 
 from celery_superfetch.model.job import digest
+from celery_superfetch.store.batches import MOVES_PER_SCRIPT
 from celery_superfetch.store.private_lists import WAITS
+from celery_superfetch.store.redis.scripts import source
 from support.driver import Driver
-from support.servers.faults import unheard
+from support.servers.faults import command, script, unheard
+from support.servers.proxy import FaultProxy
 from support.waiting import always, eventually
 from support.workers.bench import Bench, lost_job, payload
 
@@ -74,6 +77,41 @@ def test_a_look_that_fails_is_made_again(server, hasty, owner):
     assert hasty.queue() == [payload(1)]
 
 
+def test_replies_that_a_reconcile_finds_lost_need_no_other_one(server, lost):
+    """Their connection was lost while they waited to be read."""
+    direct = Bench(server.client())
+    with FaultProxy(server.port) as proxy:
+        bench = Bench(redis.Redis(port=proxy.port))
+        owner, held = bench.owner(), bench.driver
+        [claimed] = bench.take(owner, payload(1))
+        cut = proxy.cut_at(command("HDEL"), reply_lost=True)
+        held.finish(claimed)
+        held.post()
+        eventually(cut.is_set)
+        eventually(lambda: held.has_late_replies)
+        assert held.reconcile(owner.owner, {"mail": 0}) == 0
+        assert not held.needs_reconcile
+    assert (len(held), direct.private(owner), lost) == (0, [], [])
+
+
+def test_jobs_that_are_requeued_leave_memory_batch_by_batch(server):
+    """All that a private list may have would be too much."""
+    direct = Bench(server.client())
+    with FaultProxy(server.port) as proxy:
+        bench = Bench(redis.Redis(port=proxy.port))
+        owner = bench.owner()
+        direct.give(owner.owner, "mail", [payload(n) for n in range(MOVES_PER_SCRIPT + 1)])
+        assert len(direct.held(owner)) == MOVES_PER_SCRIPT + 1
+        bench.driver.needs_reconcile = True
+        cut = proxy.cut_at(script(source("payloads")), nth=2, reply_lost=False)
+        with pytest.raises(redis.ConnectionError):
+            bench.driver.reconcile(owner.owner, {"mail": 0})
+        assert cut.is_set()
+        assert len(direct.queue()) == MOVES_PER_SCRIPT
+        assert bench.driver.reconcile(owner.owner, {"mail": 0}) == 1
+    assert direct.queue() == [payload(n) for n in range(MOVES_PER_SCRIPT + 1)]
+
+
 def test_what_is_held_is_not_given_back_with_it(server, hasty, owner):
     """Of two equal payloads one is held, one came with the lost reply."""
     held = hasty.driver
@@ -91,7 +129,7 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(hasty, o
     held = hasty.driver
     held.second_check_after(monkeypatch, 0.2)
     hasty.push("mail", payload(1))
-    on_its_way = held.lists.claim(owner.owner, ["mail"], 1, 1, [])
+    on_its_way = held.lists.claim_call(owner.owner, ["mail"], 1, 1, [], 0)
     held.needs_reconcile = True
     assert held.reconcile(owner.owner, {"mail": 0}) == 0
     hasty.run(on_its_way)
@@ -137,7 +175,7 @@ def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
     assert held.returning_count == 1
-    assert "1 jobs could not be given back to their queues yet" in caplog.text
+    assert "Requeue failed (jobs=1)" in caplog.text
     server.resume()
     held.flush()
     assert held.returning_count == 0
@@ -201,7 +239,7 @@ def test_what_a_promoted_replica_had_not_seen_acked_is_acked_again(hasty, owner,
     held.finish(claimed)
     held.flush()
     hasty.push("mail", payload(2))
-    hasty.run(held.lists.claim(owner.owner, ["mail"], 1, 1))
+    hasty.run(held.lists.claim_call(owner.owner, ["mail"], 1, 1, [], 0))
     hasty.client.hset(hasty.keys.private(owner.owner), claimed.job.claim_id, payload(1))
     if not remembered:
         held.forget_acks()

@@ -18,7 +18,8 @@ CHECKOUT = Path(__file__).resolve().parents[4]
 
 
 def check(named: str) -> None:
-    """Fail unless it is there: `celery-superfetch[web]`, `.[web]`, `flask>=3`."""
+    """Fail unless it is there: `./celery-superfetch[web]`, `.[web]`, `flask>=3`."""
+    named = named.removeprefix("./")  # a checkout of this name
     wanted = Requirement(OURS + named[1:] if named.startswith(".") else named)
     if wanted.name == OURS:
         parser = configparser.ConfigParser()

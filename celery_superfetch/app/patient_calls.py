@@ -1,0 +1,77 @@
+"""Waits for a Redis server that refuses, for a while, what the end of a job needs: its result, its
+part of a chord, its *steps* (the messages that are published because the job ends). Until the
+server takes them, the job has not ended.
+
+The scripts of ``chords``, and a result backend that ``result_backends`` has patched, call
+``patiently`` in the process, thread or greenlet that runs the job. ``sender`` raises ``NotSent``
+for a step. If the process dies meanwhile, the job was not acked: it is recovered, and runs again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery.utils.log import get_logger
+from redis.commands.core import Script
+
+from ..model.log_text import one_line_each
+from ..model.step import running
+from ..store.redis.server import is_temporary
+
+logger = one_line_each(get_logger(__name__))
+
+T = TypeVar("T")
+
+PAUSE_S = 1.0  # between two tries
+PATIENCE_S = 60.0  # for which a running job waits in its slot, before it is requeued
+
+
+class NotSent(BaseException):
+    """The server has not taken what a job has to publish or to store at its end; ``steps.run``
+    requeues the job. No ``Exception``: Celery would store that as the job's failure, and ack it."""
+
+
+def patiently(call: Callable[[], T], action: str) -> T:
+    """Call the result backend for the end of the current job, again each second while the server
+    refuses it (out of memory, a full disk, a replica).
+
+    The error is raised at once in a worker's main process, and in a job that was acked before it
+    ran: the package holds no claim on that job, so it could not requeue it for another try.
+
+    Arguments:
+        call: may be repeated; a refused call has changed nothing.
+        action: completes "Job ... could not", for the log.
+
+    Raises:
+        NotSent: the server has refused for ``PATIENCE_S``.
+    """
+    job, began = running.get(), time.monotonic()
+    while True:
+        try:
+            return call()
+        except Exception as exc:
+            if job is None or not is_temporary(exc):
+                raise
+            trouble = f"Job {job.title} could not {action} ({exc})"
+            if time.monotonic() - began > PATIENCE_S:
+                raise NotSent(trouble) from exc
+            logger.warning(
+                "%s: Redis refuses it. Tried again every second; check its memory, "
+                "disk and replicas.",
+                trouble,
+            )
+            time.sleep(PAUSE_S)
+
+
+class PatientScript(Script):
+    """A Lua script of the end of a chord, called ``patiently``."""
+
+    def __init__(self, text: bytes) -> None:
+        no_client: Any = None  # the backend has none yet; each call names its client
+        super().__init__(no_client, text)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = super().__call__
+        return patiently(lambda: call(*args, **kwargs), "count its part of a chord")

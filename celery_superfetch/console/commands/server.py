@@ -1,0 +1,35 @@
+"""``celery superfetch server``: prints the state of the Redis server; it only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from ...cli.session import Session, in_session
+from ...cli.tables import STYLES, Tables
+from ..server import figures, refused_of, server_of
+
+
+@click.command(name="server", cls=CeleryCommand)
+@in_session
+def server(session: Session) -> None:
+    """Show the Redis server: memory, persistence, connections, replicas, refused commands."""
+    document = server_of(session.inspector, refused_of(session.inspector))
+    session.say(document, lambda: print_server(session.tables, document))
+
+
+def print_server(tables: Tables, document: Mapping[str, Any]) -> None:
+    """Print a document of ``server_of``."""
+    for finding in document["findings"]:
+        level, fix = finding["level"], finding["fix"]
+        tables.line(f"{level.capitalize()} [{finding['code']}]: {finding['text']}.", STYLES[level])
+        if fix:
+            tables.line(f"  Fix: {fix}.")
+        tables.say(f"  {finding['runbook']}")
+    if document["findings"]:
+        tables.line()
+    rows = [{"figure": figure.title, "value": figure.text} for figure in figures(document)]
+    tables.table(("Figure", "Value"), rows)

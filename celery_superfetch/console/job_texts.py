@@ -1,0 +1,85 @@
+"""The document of ``one_job`` as titles and lines, for the command and the page alike.
+
+``commands/job_shown.py`` and ``web/cache.py`` call it. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NOT_RECORDED = "not recorded"
+
+ENDED = (
+    "A job that has ended leaves nothing in Redis but its result: look for it in the result "
+    "backend, and in the logs of the workers."
+)
+
+
+def summary_of(job: Mapping[str, Any]) -> dict[str, object]:
+    """Return the title and the value of each field of a job that is not empty."""
+    worker = f"{job['node'] or job['owner']} (pid {job['pid']})" if job["pid"] else job["node"]
+    fields = {
+        "Task id": job["task_id"],
+        "Digest": job["digest"],
+        "Id in the dead set": job.get("dead_id"),
+        "Reason": job.get("reason"),
+        "Arguments": job["args"],
+        "Keywords": job["kwargs"],
+        "Queue": job["queue"],
+        "Worker": worker,
+        "Retries": job["retries"],
+        "Strikes": job["strikes"],
+        "Recoveries": job["recoveries"],
+        "Stops": job["stops"],
+        "Requeues": job["requeues"],
+        "Due": job["due"],
+        "Expires": job["expires"],
+        "Time limits": job["time_limits"],
+        "Sent by": job["sent_by"],
+    }
+    return {title: value for title, value in fields.items() if value not in (None, "")}
+
+
+def workflow_of(job: Mapping[str, Any]) -> dict[str, str]:
+    """Return the title and the value of each part of a job's workflow."""
+    flow = job["workflow"]
+    ids = {"Root": flow["root_id"], "Parent": flow["parent_id"], "Group": flow["group"]}
+    if flow["unread"]:
+        return {**_filled(ids), "Next steps": f"not shown: {flow['unread']}"}
+    kinds = {"Next steps": "next", "Callbacks": "callbacks", "Errbacks": "errbacks"}
+    steps = {
+        title: _steps_text(flow[kind])
+        for title, kind in {**kinds, "Chord body": "chord"}.items()
+        if flow[kind]["count"]
+    }
+    return {**_filled(ids), **(steps or {"Next steps": "none"})}
+
+
+def _filled(fields: Mapping[str, str | None]) -> dict[str, str]:
+    return {title: value for title, value in fields.items() if value}
+
+
+def _steps_text(steps: Mapping[str, Any]) -> str:
+    hidden = steps["count"] - len(steps["tasks"])
+    names = ", ".join(steps["tasks"])
+    return f"{names} and {hidden} more" if hidden else names
+
+
+def logs_of(job: Mapping[str, Any]) -> list[str]:
+    """Return for each worker that had a job its host, and from when on to read its log."""
+    return [
+        f"on host {log['host']}, from {log['from'] or 'the start of the worker'} on"
+        + (f": the log of {log['node']}" if log["node"] else f" (owner={log['owner']})")
+        for log in job["logs"]
+    ]
+
+
+def examined_of(document: Mapping[str, Any]) -> str:
+    """Return the places that were searched, and how many of their jobs."""
+    parts = []
+    for place in document["examined"]:
+        examined, jobs = place["examined"], place["jobs"]
+        count = str(jobs) if examined >= jobs else f"{examined} of {jobs}"
+        parts.append(f"{count} {place['place']}")
+    return ", ".join(parts)

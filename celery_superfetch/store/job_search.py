@@ -1,0 +1,118 @@
+"""Finds the jobs of one task id, or of one digest, wherever they are: nothing in Redis is filed
+under the id of a task.
+
+The console calls it for the page of one job (``console/one_job.py``). A script reads many jobs on
+the server and returns those that were sought. Each search examines a limited number of jobs, and
+says how many. It writes nothing: if the process dies, nothing has to be repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..model.dead_job import FULL_ID, DeadJob
+from .database import Database, Structure
+from .dead_set import DeadSetStore
+from .in_flight_jobs import JOBS_PER_COMMAND, InFlightJobs, JobPlace, SeenClaim, SeenJob
+
+FOUND_MOST = 20  # jobs of one id that a search returns; a retry has the id of its first try
+CLAIMS_SEARCHED = 20_000  # claims that a search examines at most
+DEAD_SEARCHED = 10_000  # dead jobs that it examines at most, the newest
+LIST_SEARCHED = 500  # jobs of a queue list that it examines at most, those that are next
+PARKED_SEARCHED = 100_000  # parked jobs that it examines at most for a task id
+SEARCHES_PER_SCRIPT = 500  # claims, or lists, of one script
+#: Bytes of jobs after which a script examines no further job. They take the server some 3 ms.
+SEARCH_MAX_BYTES = 4 * 1024 * 1024
+DIGEST = re.compile(r"[0-9a-f]{40}")
+
+
+class Sought(NamedTuple):
+    """The id of a job: Celery's id of its task, or the digest of its message."""
+
+    id: str
+
+    @property
+    def args(self) -> list[Any]:
+        """The first arguments of the script."""
+        return [json.dumps(self.id), self.digest, FOUND_MOST, SEARCH_MAX_BYTES]
+
+    @property
+    def digest(self) -> str:
+        """The digest; empty if the id cannot be one."""
+        return self.id if DIGEST.fullmatch(self.id) else ""
+
+
+class Search(NamedTuple):
+    """The result of a search in one kind of place."""
+
+    jobs: Sequence[SeenJob] = ()
+    examined: int = 0
+
+
+class JobSearch(Structure):
+    """A search for the jobs of one id."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._in_flight_jobs, self._dead = InFlightJobs(database), DeadSetStore(database)
+
+    def in_claims(self, sought: Sought, claims: Sequence[SeenClaim]) -> Search:
+        """Search the claims of owners."""
+        claims = claims[:CLAIMS_SEARCHED]
+        fields = [(self.keys.private(claim.owner), claim.claim_id) for claim in claims]
+        found, examined = self._find(sought, fields)
+        jobs = [
+            SeenJob(JobPlace("", claims[at].owner), payload, claims[at].claim_id, claims[at].runs)
+            for at, payload in found
+        ]
+        return Search(jobs, examined)
+
+    def in_lists(self, sought: Sought, places: Sequence[JobPlace]) -> Search:
+        """Search the next ``LIST_SEARCHED`` jobs of each of some lists."""
+        found, examined = self._find(sought, [(self._in_flight_jobs.key_of(p), "") for p in places])
+        return Search([SeenJob(places[at], payload) for at, payload in found], examined)
+
+    def in_parked(self, sought: Sought, places: Sequence[JobPlace]) -> Search:
+        """Search parked jobs for a task id: their names in the sorted set begin with it."""
+        pattern = re.sub(rb"([\\*?\[\]^])", rb"\\\1", json.dumps(sought.id).encode()) + b" *"
+        jobs: list[SeenJob] = []
+        examined = 0
+        for place in places:
+            key, cursor = self._in_flight_jobs.key_of(place), None
+            while cursor != 0 and examined < PARKED_SEARCHED and len(jobs) < FOUND_MOST:
+                cursor, members = self.client.zscan(
+                    key, cursor or 0, match=pattern, count=SEARCHES_PER_SCRIPT
+                )
+                examined += SEARCHES_PER_SCRIPT
+                jobs += [SeenJob(place, member.partition(b"\n")[2]) for member, _ in members]
+        return Search(jobs, examined)
+
+    def in_dead_set(self, sought: Sought) -> tuple[list[DeadJob], int]:
+        """Search the newest dead jobs; return those that were found, and how many were examined."""
+        rows = self.client.zrange(self.keys.dead, -DEAD_SEARCHED, -1)[::-1]
+        names = [row.decode(errors="replace") for row in rows]
+        found, examined = self._find(sought, [(self.keys.dead_jobs, name) for name in names])
+        ids = {names[at] for at, _ in found}
+        # An id in the dead set is a digest; a number follows if there are two of the same bytes.
+        if FULL_ID.fullmatch(sought.id):
+            ids |= {name for name in names if sought.id in (name, name.partition("-")[0])}
+        return [*self._dead.exact_many(sorted(ids)).values()], examined
+
+    def _find(
+        self, sought: Sought, fields: Sequence[tuple[str, str]]
+    ) -> tuple[list[tuple[int, bytes]], int]:
+        """Search the fields of some hashes, or lists (those whose field is empty). Return for each
+        job that was found its position in ``fields`` and its payload, and how many were
+        examined."""
+        found: list[tuple[int, bytes]] = []
+        at = examined = 0
+        while at < len(fields) and len(found) < FOUND_MOST:
+            some = fields[at : at + SEARCHES_PER_SCRIPT]
+            args = [*sought.args, LIST_SEARCHED, JOBS_PER_COMMAND, *(field for _, field in some)]
+            keys, jobs, *pairs = self.scripts.run("find", [key for key, _ in some], args)
+            found += [(at + pairs[n] - 1, pairs[n + 1]) for n in range(0, len(pairs), 2)]
+            at, examined = at + keys, examined + jobs
+        return found, examined

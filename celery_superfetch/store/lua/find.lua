@@ -1,0 +1,56 @@
+-- Finds the jobs of one id, and returns no others: to return all would cost far more.
+-- KEYS: the hash, or the list or sorted set, of each
+-- ARGV: the id as JSON writes it, the digest (empty: no job is sought by it), jobs to return at most,
+--       bytes of jobs that are enough for one script, jobs of a list to examine at most, jobs of one read
+--       of a list, then for each key the field of a hash: a claim id, or the id of a dead job; empty: the
+--       key is a list, whose next jobs are examined, or a sorted set
+-- Returns: how many keys were examined, how many jobs, then for each job that was found the position of its
+--       key, from 1, and its payload. A job with the id in another part of its message is not found: its
+--       parent's id, say
+-- Crash: nothing was changed.
+local id, digest, wanted, room = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local most, page, OF_ALL = tonumber(ARGV[5]), tonumber(ARGV[6]), 6
+local ID_FIELDS = {id = true, correlation_id = true, task_id = true}
+local found, examined = {}, 0
+local function is_meant(payload)
+  local first, last = string.find(payload, id, 1, true)
+  while first do
+    local name = string.match(string.sub(payload, math.max(1, first - 24), first - 1), '"([%a_]+)":%s?$')
+    if name and ID_FIELDS[name] then return true end
+    first, last = string.find(payload, id, last, true)
+  end
+  return digest ~= '' and redis.sha1hex(payload) == digest
+end
+local function examine(at, payload)
+  examined, room = examined + 1, room - #payload
+  if is_meant(payload) then found[#found + 1], found[#found + 2] = at, payload end
+end
+local function is_enough() return room <= 0 or #found >= 2 * wanted end
+local function examine_all(at, key)
+  local kind, first = redis.call('TYPE', key).ok, 0
+  while first < most and not is_enough() do
+    local items = {}
+    if kind == 'list' then
+      items = redis.call('LRANGE', key, -first - page, -first - 1)
+    elseif kind == 'zset' then
+      items = redis.call('ZRANGE', key, first, first + page - 1)
+    end
+    for _, item in ipairs(items) do
+      -- A parked job follows a line with its id.
+      examine(at, kind == 'zset' and string.sub(item, (string.find(item, '\n') or 0) + 1) or item)
+    end
+    if #items < page then return end
+    first = first + page
+  end
+end
+for at, key in ipairs(KEYS) do
+  local field = ARGV[OF_ALL + at]
+  if field == '' then
+    examine_all(at, key)
+  else
+    local payload = redis.pcall('HGET', key, field)
+    if type(payload) == 'string' then examine(at, payload) end
+  end
+  if is_enough() then return {at, examined, unpack(found)} end
+end
+return {#KEYS, examined, unpack(found)}

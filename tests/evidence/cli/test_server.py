@@ -1,0 +1,115 @@
+"""`celery superfetch server`: the figures of a real server, with their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_superfetch.console.links import FIGURE_BY_CODE
+from celery_superfetch.console.permissions import REQUIRED
+from celery_superfetch.console.server import figures
+from support.servers.server import Server
+from support.workers.cli import Result
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def shown(cli: Cli, fresh_server: Callable[..., Server]) -> Callable[..., Any]:
+    """`shown(server)`: the document of a server, and its figures as text."""
+
+    def show(server: Server, url: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+        document = cli("server", "--json", url=url or server.url()).json()
+        return document, {figure.name: figure.text for figure in figures(document)}
+
+    return show
+
+
+def codes(document: dict[str, Any]) -> list[str]:
+    return [finding["code"] for finding in document["findings"]]
+
+
+def test_a_server_in_good_order(shown, cli, fresh_server):
+    server = fresh_server(appendonly=True, save="3600 1", maxmemory="200mb", maxclients=500)
+    document, texts = shown(server)
+    assert codes(document) == []
+    assert texts["memory"].split(" of ")[1].startswith("200 MiB")
+    assert texts["policy"] == "noeviction: it refuses writes"
+    assert texts["persistence"] == "on"
+    assert texts["snapshot"].startswith("on (3600 1), the last one ")
+    assert texts["role"] == "primary"
+    assert texts["evicted"] == "0"
+    assert texts["connections"].endswith(" of 500")
+    assert texts["commands"] == "none"
+    assert document["server"]["last_save_age_s"] >= 0
+    out = cli("server", url=server.url()).out
+    assert "Append-only file" in out
+
+
+def test_each_fault_has_its_finding_and_its_figure(shown, cli, fresh_server):
+    server = fresh_server(maxmemory="4mb", maxmemory_policy="allkeys-lru", maxclients=10)
+    client = server.client()
+    for number in range(3000):
+        client.set(f"filler:{number}", "x" * 2000)
+    others = [redis.Redis(port=server.port) for _ in range(8)]
+    try:
+        for other in others[:6]:
+            other.ping()
+        document, texts = shown(server)
+        found = codes(document)
+        assert {"eviction", "evicted", "memory", "no-persistence", "connections"} <= {*found}
+        assert {FIGURE_BY_CODE[code] for code in found} <= {*texts}
+        assert int(texts["evicted"]) > 0
+        out = cli("server", url=server.url()).out
+        assert "Critical [eviction]" in out
+        assert "  Fix: " in out
+    finally:
+        for other in others:
+            other.close()
+
+
+def test_a_replica_and_its_lag(shown, fresh_server):
+    primary = fresh_server()
+    replica = fresh_server(replicaof=["127.0.0.1", str(primary.port)])
+    from support.waiting import eventually
+
+    eventually(lambda: shown(primary)[0]["server"]["replica_rows"])
+    document, texts = shown(primary)
+    [row] = document["server"]["replica_rows"]
+    assert row["address"] == f"127.0.0.1:{replica.port}"
+    assert row["lag_bytes"] >= 0
+    assert f"127.0.0.1:{replica.port} " in texts["replicas"]
+
+
+def url_without(server: Server, *commands: str) -> str:
+    """The URL of a user who may use all but these commands of a server (``-info``)."""
+    server.client().acl_setuser(
+        "careful",
+        enabled=True,
+        passwords=["+secret"],
+        keys=["*"],
+        channels=["*"],
+        categories=["+@all"],
+        commands=[*commands],
+    )
+    return f"redis://careful:secret@127.0.0.1:{server.port}/0"
+
+
+def test_refused_commands_are_named(shown, fresh_server):
+    server = fresh_server()
+    document, texts = shown(server, url_without(server, "-client|list", "-zadd"))
+    assert document["commands"]["required"] == ["zadd"]
+    assert "client|list" in document["commands"]["optional"]
+    assert "needed: zadd" in texts["commands"]
+    assert {"acl-required", "acl-optional"} <= {*codes(document)}
+    assert any(line.startswith("zadd") for line in REQUIRED)
+
+
+def test_a_server_that_may_not_be_asked_has_unknown_figures(shown, fresh_server):
+    server = fresh_server()
+    _, texts = shown(server, url_without(server, "-info", "-config"))
+    assert texts["memory"] == texts["version"] == texts["role"] == "unknown"
+    assert texts["snapshot"] == "rule unknown"
