@@ -255,6 +255,9 @@ class Gate(Executor):
                 return True
         if not has_run and request.may_start:
             self._waiting.appendleft(request)
+            # Celery's handler of a cold shutdown interrupted this start, and has ended the pool.
+            # The job is requeued with the others that have not started.
+            return isinstance(exc, Exception) and is_stopping(request.delivery.owner)
         return False
 
     def ended(self, request: Any, *_: Any) -> None:

@@ -12,6 +12,8 @@ Undocumented names that this file uses, by purpose (docs/contribute/architecture
 
 Foreign names:
 
+billiard ._pool.
+    know how many processes it keeps: _processes.__index__()
 celery concurrency.
     know which pool it is: base:BasePool.is_green base:BasePool.options solo:TaskPool
         thread:TaskPool prefork:TaskPool.on_start~threads
@@ -128,8 +130,10 @@ class ProcessAdapter(PoolAdapter):
 
     @property
     def slots(self) -> int:
-        """The number of processes that the pool keeps."""
-        return int(self.pool.num_processes)
+        """The number of processes that the pool keeps; 0 when it has ended. Celery's handler of a
+        cold shutdown ends it, and may have interrupted this thread anywhere."""
+        processes = self.pool._pool
+        return 0 if processes is None else int(processes._processes)
 
     def call(self, request: Any) -> Call:
         """Return what the pool is to call for a job; it can be pickled."""

@@ -72,7 +72,10 @@ def drop_unsendable(pool: Any, request: Any, call: Any) -> bool:
     Returns:
         whether the job's arguments (``call``) cannot be pickled, so that no process could get them.
     """
-    for job in list(pool._pool._cache.values()):
+    processes = pool._pool
+    if processes is None:  # a cold shutdown has ended the pool
+        return False
+    for job in list(processes._cache.values()):
         if request_of(job._accept_callback) is request:
             job.discard()
     try:

@@ -199,6 +199,7 @@ class LeasedRequest(Request):
         has not let it start: a strategy of the user has called this.
 
         Raises:
+            RuntimeError: the pool of processes is closed, by a cold shutdown.
             TaskRevokedError: the job was revoked.
         """
         delivery = self.delivery
@@ -223,6 +224,8 @@ class LeasedRequest(Request):
             timeout=hard or task.time_limit,
             correlation_id=self.id,
         )
+        if result is None and gate.prefork:
+            raise RuntimeError("the pool is closed and takes no job")
         self._apply_result = None if result is None else ref(result)
         return result
 

@@ -60,6 +60,24 @@ def test_an_idle_worker_ends_at_once_and_without_an_error(worker):
         assert "Traceback" not in process.log(), process.tail()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("where", ["claim", "start"])
+def test_a_signal_in_the_midst_of_a_claim_or_a_start_costs_nothing(
+    worker, shop, ledger, db, tmp_path, pool, where
+):
+    """Celery's handler ends the pool at once, and returns into the tick that it interrupted."""
+    file = tmp_path / "quit"
+    one = worker(pool=pool, env={"HAPPENS": f"quits_in_a_{where}", "QUIT": str(file)}).wait_ready()
+    file.touch()
+    shop.note.delay("job")
+    assert one.wait_exit() == 0, one.tail()
+    assert "Traceback" not in one.log(), one.tail()
+    assert (db.waiting(), db.private_lists(), ledger.runs()) == (["job"], [], {})
+    worker(pool=pool)
+    eventually(lambda: ledger.runs() == {"job": 1} and not db.private_lists())
+    assert not db.strikes()
+
+
 @row("INT twice")
 def test_a_second_int_makes_a_warm_shutdown_cold(scenes):
     cut = scenes("prefork", "solo", "gevent")

@@ -56,6 +56,8 @@ SCENES = {
         hear lose_child finish flush""",
     "a pool process is lost, and then the owner": """claim reserve reserve start start lose_child
         reap hear register claim reserve start finish flush""",
+    "a claim brings the news that ownership was lost": """claim reserve start reap register
+        finish claim_to_start deliver start finish claim_to_start flush""",
     "acks wait for a claim": """claim reserve start finish
         claim reserve reserve start start finish revoke claim flush""",
     "a suspect runs alone": """claim reserve put_on_probation requeue claim_suspect

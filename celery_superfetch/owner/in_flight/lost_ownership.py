@@ -25,7 +25,7 @@ logger = one_line_each(logging.getLogger(__name__))
 
 
 def announce(job: Job, stats: Stats) -> None:
-    """Log and count that ownership of a job was lost, and call the receivers of the signal."""
+    """Log that ownership of a job was lost, call the receivers of the signal, and count it."""
     message = parse(job.payload)
     logger.warning(
         "Lost ownership of job %s (queue=%s, owner=%s): Redis no longer has its claim, so its "
@@ -35,6 +35,7 @@ def announce(job: Job, stats: Stats) -> None:
         job.queue_list,
         job.owner,
     )
+    # Before the count, which sends a command: a greenlet that is killed in it has called them.
+    ownership_lost.send(sender=None, lost=LostJob(*job[:3], message.task, message.task_id))
     with suppress(RedisError):  # counting is not worth a failure
         stats.record_ownership_lost(job)
-    ownership_lost.send(sender=None, lost=LostJob(*job[:3], message.task, message.task_id))

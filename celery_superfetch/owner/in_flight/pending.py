@@ -216,14 +216,18 @@ class PendingLeases:
     def _checked(self, reply: Any, last: Call | None) -> Any:
         """Announce the jobs whose ownership was lost; raise the error by which the server refused a
         command; return the reply to ``last``."""
-        lost, self._ownership_lost = self._ownership_lost, []
-        for lease in lost:
-            self.announce(lease)
-        if self._refusal is not None:
+        try:
+            # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
+            # that raises), the next send makes the others.
+            while self._ownership_lost:
+                self.announce(self._ownership_lost.pop(0))
+            if self._refusal is not None:
+                raise self._refusal
+        except BaseException:
             # The caller does not get the reply to ``last``. If it is a claim, its jobs have no
             # lease.
             self.needs_reconcile = self.needs_reconcile or last is not None
-            raise self._refusal
+            raise
         if isinstance(reply, Exception):
             raise reply
         return reply

@@ -264,18 +264,20 @@ class FetchLoop:
         fairness_width = 0 if only_landed else lists.fairness_width
         starts = max(0, self.executor.free() - len(backlog.ready))
         try:
+            # Jobs that have landed for an owner which the server no longer knows cannot be
+            # claimed: they are requeued.
+            self._return_landed(landed_by_owner)
             claims, leases = self.owner.claim(order, most, fairness_width, landed, starts, brought)
-        except RedisError:
-            self.owner.leases.needs_reconcile = True
+        except BaseException:  # also the end of a greenlet, and what a signal handler raises
+            self.owner.leases.needs_reconcile = True  # it requeues what has landed
             raise
+        # At once: a call below may fail or be interrupted, and no reconcile finds jobs that have a
+        # lease.
+        backlog.ready.extend(leases)
         if not claims.registered or name != self.owner.name:
-            landed_by_owner[name] = own_landed
-        # Jobs that have landed for an owner which the server no longer knows cannot be claimed:
-        # they are requeued.
-        self._return_landed(landed_by_owner)
+            self._return_landed({name: own_landed})
         if not claims.registered:
             return  # nothing was claimed: something removes the owner's record again and again
-        backlog.ready.extend(leases)
         for queue_list, text in claims.errors:
             self.reads.note_refusal(queue_list, text)
         if claims.paused:
@@ -309,9 +311,11 @@ class FetchLoop:
         if excluded:
             return None
         claims, leases = self.owner.claim([*lists], 1, 1)
+        if leases:
+            return leases[0]
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
-        return leases[0] if leases else None
+        return None
 
     def _requeue_if_former(self, lease: Lease) -> bool:
         """Requeue a job that was claimed under an earlier name of this owner, under which it cannot

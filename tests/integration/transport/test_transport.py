@@ -11,7 +11,7 @@ import kombu
 import pytest
 from kombu.exceptions import ContentDisallowed
 from kombu.transport import redis
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
@@ -72,6 +72,19 @@ def test_basic_get_is_reliable_as_well(url, bench):
         first.ack()
         assert len(bench.private()) == 1
     assert [json.loads(raw)["headers"] is not None for raw in bench.queue()] == [True]
+
+
+def test_basic_get_delivers_what_it_claimed_beside_a_key_of_another_type(url, bench, client):
+    """Two lists of one queue: an error that was raised instead would leave the claimed job in
+    flight, with no consumer."""
+    client.set(bench.keys.queue("mail"), "precious")
+    bench.push("mail\x06\x163", payload(1))
+    with kombu.Connection(url, transport=TRANSPORT) as connection:
+        queue = kombu.Queue("mail")(connection.channel())
+        queue.get().ack()
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            queue.get()
+        assert not bench.held()
 
 
 def test_basic_get_without_ack_protects_nothing(url, bench):

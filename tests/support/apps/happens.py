@@ -113,6 +113,27 @@ def own_errors() -> None:
     worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(fail), weak=False)
 
 
+def quits_before(owner: type, method: str) -> None:
+    """SIGQUIT interrupts the worker just before it calls a method, once there is a file QUIT."""
+    call, file = getattr(owner, method), Path(os.environ["QUIT"])
+
+    def quit_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if file.exists():
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGQUIT)
+        return call(self, *args, **kwargs)
+
+    setattr(owner, method, quit_and_call)
+
+
+def quits_in_a_claim() -> None:
+    quits_before(Gate, "free")
+
+
+def quits_in_a_start() -> None:
+    quits_before(Gate, "_start")
+
+
 def slow_results() -> None:
     """The pool's children send the two parts of a large result far apart."""
     send = Connection._send
