@@ -12,8 +12,6 @@ Undocumented names that this file uses, by purpose (docs/contribute/architecture
 
 Foreign names:
 
-billiard ._pool.
-    know how many processes it keeps: _processes.__index__()
 celery concurrency.
     know which pool it is: base:BasePool.is_green base:BasePool.options solo:TaskPool
         thread:TaskPool prefork:TaskPool.on_start~threads
@@ -96,6 +94,11 @@ class PoolAdapter:
         thread handles a message of a pool process (``is_reading``)."""
         return self.is_reading
 
+    def receivers(self) -> list[Any]:
+        """Return the processes to which a job has been written in part. Such a process runs no job
+        yet: it waits for the rest."""
+        return []
+
     def watch(self, result: Any, ended: Callable[..., object]) -> None:
         """Call ``ended`` when a job has left the pool, and its slot is free. For a pool without
         ``ends_by_callback``.
@@ -132,8 +135,13 @@ class ProcessAdapter(PoolAdapter):
     def slots(self) -> int:
         """The number of processes that the pool keeps; 0 when it has ended. Celery's handler of a
         cold shutdown ends it, and may have interrupted this thread anywhere."""
-        processes = self.pool._pool
-        return 0 if processes is None else int(processes._processes)
+        try:
+            return int(self.pool.num_processes)
+        except AttributeError:
+            return 0
+
+    def receivers(self) -> list[Any]:
+        return [] if self.pool_slots is None else self.pool_slots.receivers()
 
     def call(self, request: Any) -> Call:
         """Return what the pool is to call for a job; it can be pickled."""

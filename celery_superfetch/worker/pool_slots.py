@@ -25,7 +25,7 @@ billiard ._pool.
     have no slot free while the pool looks at its processes: maintain_pool()
 celery concurrency.
     write no job to a busy process: base:BasePool.options
-    withdraw a job from a process that leaves: asynpool:_get_job_writer(job)
+    know whether a job is written in full: asynpool:_get_job_writer(job)
     know which process is up, and idle: asynpool:AsynPool.dead
 celery .
     know which process is up, and idle: _pool._all_inqueues.discard(fd)
@@ -150,6 +150,12 @@ class PoolSlots:
             ",".join(map(str, loading)),
             self._load_timeout_s,
         )
+
+    def receivers(self) -> list[Any]:
+        """Return the processes to which a job has been written in part; see
+        ``PoolAdapter.receivers``. A signal handler calls this."""
+        jobs = list(self.processes._cache.values())
+        return [job._write_to for job in jobs if job._write_to and _get_job_writer(job)]
 
     def _loads(self, process: Any) -> bool:
         """Return whether a process has not come up yet."""

@@ -27,11 +27,12 @@ celery
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import threading
 from contextlib import suppress
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from celery.platforms import EX_OK
@@ -48,6 +49,10 @@ logger = one_line_each(get_logger(__name__))
 
 #: Seconds after which a signal is sent again, if it came while the main thread held a lock.
 SIGNAL_RETRY_S = 0.05
+#: Seconds for which a cold shutdown waits until jobs are written to their processes. A pipe has
+#: room for most jobs, so that a write takes microseconds; a process that reads nothing for so long
+#: hangs.
+WRITES_S = 1.0
 FLAGS_CHECK_S = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
 
@@ -85,6 +90,7 @@ class Stopper(threading.Thread):
         super().__init__(name="superfetch-stopper", daemon=True)
         self.worker = worker
         self._is_stopping = False  # this worker was told to stop; others in the process may go on
+        self.cold_since = math.inf  # monotonic s of the first signal for a cold shutdown
         self.over = threading.Event()
 
     def run(self) -> None:
@@ -143,14 +149,17 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
     """Mark the worker as stopping, and run Celery's handler of a cold shutdown: at once; or
 
     - in a greenlet, in a pool of greenlets, where the handler would block the loop;
-    - a moment later, when the signal is sent again, if the handler would deadlock now;
+    - a moment later, when the signal is sent again, if the handler would deadlock now. A process
+      that has read only a part of its job after ``WRITES_S`` is killed: it has not begun the job;
     - after the time of a soft shutdown, in a solo pool, so that the running job may end in it.
     """
     stopper.mark_stopping()
+    stopper.cold_since = min(stopper.cold_since, monotonic())
     worker, pool, conf = stopper.worker, stopper.worker.pool, stopper.worker.app.conf
     is_solo = worker.superfetch_gate.inline
     wait = conf.worker_soft_shutdown_timeout
     busy = conf.worker_enable_soft_shutdown_on_idle or state.active_requests
+    receivers = worker.superfetch_gate.adapter.receivers()
     if pool is not None and pool.is_green:
         # The handler waits and joins, and this may be gevent's hub, which must not block.
         pool.spawn_n(handler, number, frame)
@@ -159,6 +168,14 @@ def _on_cold(stopper: Stopper, handler: Any, number: int, frame: Any) -> None:
         # this thread. If this thread holds a lock that the handler or one of the pool's threads
         # needs, all wait for ever. If this thread is just reading that a process has started a job,
         # the handler does not know that the job runs: it does not end the job, and waits for it.
+        _again(SIGNAL_RETRY_S, number)
+    elif receivers:
+        # The handler waits until each process has ended, and no more is written meanwhile: a
+        # process with a part of its job would wait for the rest, and the worker for ever.
+        if monotonic() > stopper.cold_since + WRITES_S:
+            for process in receivers:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         _again(SIGNAL_RETRY_S, number)
     elif pool is not None and is_solo and wait > 0 and busy:
         # The handler has interrupted the job, and would sleep for the time in which the job is to

@@ -78,6 +78,51 @@ def test_a_signal_in_the_midst_of_a_claim_or_a_start_costs_nothing(
     assert not db.strikes()
 
 
+@pytest.mark.parametrize("without", ["", "whole_writes"])
+def test_a_signal_in_the_midst_of_a_write_waits_for_its_end(
+    worker, shop, ledger, db, tmp_path, without
+):
+    """The control, as stock does: the process waits for the rest of its job, and the worker for
+    the process, for ever."""
+    file = tmp_path / "quit"
+    env = {"HAPPENS": "quits_in_a_write", "QUIT": str(file), "WITHOUT": without}
+    one = worker(concurrency=1, env=env).wait_ready()
+    file.touch()
+    shop.note.delay("job")
+    if without:
+        one.wait_log("Hitting Ctrl+C again")
+        always(one.alive, during=3)
+        return
+    assert one.wait_exit() == 0, one.tail()
+    assert "Traceback" not in one.log(), one.tail()
+    assert not db.private_lists()
+    assert (db.waiting() == ["job"]) != ("job" in ledger.finishes())
+
+
+@pytest.mark.parametrize("without", ["", "whole_writes"])
+def test_a_process_that_reads_nothing_does_not_hold_up_the_end(
+    worker, app, shop, ledger, db, without
+):
+    """Its pipe has no room for the whole job. The control, as stock does: the worker waits."""
+    one = worker(concurrency=1, env={"WITHOUT": without}).wait_ready()
+    shop.ran("first")
+    [child] = one.children()
+    child.suspend()
+    shop.note.apply_async(("job",), headers={"filler": "x" * 2_000_000})
+    eventually(lambda: db.running() == ["job"])
+    assert eventually(lambda: app.control.ping(timeout=2)), "the loop has begun to write it"
+    one.quit()
+    if without:
+        one.wait_log("Hitting Ctrl+C again")
+        always(one.alive, during=3)
+        return
+    assert one.wait_exit() == 0, one.tail()
+    assert (db.waiting(), db.private_lists()) == (["job"], [])
+    worker(concurrency=1)
+    eventually(lambda: ledger.runs() == {"first": 1, "job": 1} and not db.private_lists())
+    assert not db.strikes()
+
+
 @row("INT twice")
 def test_a_second_int_makes_a_warm_shutdown_cold(scenes):
     cut = scenes("prefork", "solo", "gevent")

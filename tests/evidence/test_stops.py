@@ -41,7 +41,14 @@ class Case:
 class Play:
     """A case with a server of its own, and a worker that is started again and again."""
 
-    def __init__(self, case: Case, server: Server, directory: Path, options: Any) -> None:
+    def __init__(
+        self,
+        case: Case,
+        server: Server,
+        directory: Path,
+        options: Any,
+        remember: Callable[[Process], None],
+    ) -> None:
         self.case = case
         self.client = redis.Redis.from_url(server.url())
         self.ledger, self.db = Ledger(server.url(LEDGER_DB)), Database(self.client)
@@ -57,6 +64,7 @@ class Play:
             concurrency = 1 if case.pool == "solo" else 2
             how = {"pool": case.pool, "concurrency": concurrency, "directory": directory}
             self.workers.append(Worker({**env, **case.env}, app="stopping", **how))
+            remember(self.workers[-1])
             return self.workers[-1]
 
         self.supervisor = Supervisor(start)
@@ -90,28 +98,29 @@ def plays(
         def start(cases: Sequence[Case], **options: Any) -> list[Play]:
             made = []
             for case in cases:
-                play = Play(case, fresh_server(), tmp_path, {**OPTIONS, **options})
+                play = Play(case, fresh_server(), tmp_path, {**OPTIONS, **options}, remember)
                 stack.callback(play.close)
-                remember(play.workers[0])
                 made.append(play)
             return made
 
         yield start
 
 
-def all_over(plays: list[Play], within: float = 120.0) -> None:
-    """Until each bad job is dead and each good one has run."""
+def until_all(plays: list[Play], done: Callable[[Play], object], within: float = 120.0) -> None:
+    """Until all plays are done, whose workers are started again meanwhile."""
 
-    def over(play: Play) -> bool:
-        return bool(play.db.dead()) and set(GOOD) <= set(play.ledger.finishes())
-
-    def missing() -> bool:
-        left = [str(play) for play in plays if not play.look(over)]
+    def none_left() -> bool:
+        left = [str(play) for play in plays if not play.look(done)]
         if left:
             raise AssertionError(f"not over: {left}")
         return True
 
-    eventually(missing, within)
+    eventually(none_left, within)
+
+
+def all_over(plays: list[Play]) -> None:
+    """Until each bad job is dead and each good one has run."""
+    until_all(plays, lambda play: play.db.dead() and set(GOOD) <= set(play.ledger.finishes()))
 
 
 def judge(play: Play) -> None:
@@ -184,9 +193,6 @@ def test_without_the_count_of_stops_it_goes_on(plays):
     def goes_on(play: Play) -> bool:
         return play.ledger.runs().get("bad", 0) > STOPS + 1
 
-    def all_go_on() -> bool:
-        return not [str(play) for play in started if not play.look(goes_on)]
-
-    eventually(all_go_on, within=60)
+    until_all(started, goes_on)
     assert not [play.db.dead() for play in started if play.db.dead()]
     assert not started[1].ledger.finishes(), "on solo no good one has run"

@@ -134,6 +134,21 @@ def quits_in_a_start() -> None:
     quits_before(Gate, "_start")
 
 
+def quits_in_a_write() -> None:
+    """SIGQUIT interrupts the worker when it has written the head of a job to a process, and not
+    yet its body."""
+    send, file = Connection.send_offset, Path(os.environ["QUIT"])
+
+    def send_and_quit(self: Connection, *args: Any) -> int:
+        sent = send(self, *args)
+        if file.exists():
+            file.unlink()
+            os.kill(os.getpid(), signal.SIGQUIT)
+        return sent
+
+    Connection.send_offset = send_and_quit
+
+
 def slow_results() -> None:
     """The pool's children send the two parts of a large result far apart."""
     send = Connection._send

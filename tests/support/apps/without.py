@@ -256,6 +256,11 @@ def stopper() -> None:
     prefork.keep_running_jobs = lambda pool, requeue: None
 
 
+def whole_writes() -> None:
+    """A cold shutdown begins although a process has only a part of its job."""
+    pool_adapter.ProcessAdapter.receivers = lambda self: []
+
+
 def ends_of_late_starts() -> None:
     """A cold shutdown waits for a job whose start the worker reads too late."""
     request_of_jobs.end_late_start = lambda owner: None
