@@ -124,7 +124,8 @@ def forget(session: Session, name: str) -> None:
     """Forget queue NAME, which was removed on purpose.
 
     Its jobs stay where they are. Without this command, jobs on a queue without a worker are
-    reported for 7 days after its last worker left.
+    reported for at least 7 days after its last worker left. A reap pass reports them again if it
+    finds kombu's binding of the queue.
     """
     from ..model import humanize
     from . import auditing
