@@ -165,7 +165,7 @@ def of_charts(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if series["count"] >= series["limit"]:
         text = (
             f"the charts have {series['count']} of at most {series['limit']} series: further "
-            "queues have none, and count in the charts of all queues alone"
+            "queues have none, and count only in the charts of all queues together"
         )
         fix = "see which programs make so many queues; a series without an event ends after a day"
         yield Finding("note", "chart-series", text, fix)
