@@ -41,8 +41,9 @@ from .store.in_flight_jobs import (
     InFlightJobs,
     JobPlace,
     SeenClaim,
+    SeenJob,
 )
-from .store.job_search import JobSearch, Sought
+from .store.job_search import FOUND_MOST, JobSearch, Sought
 from .store.keyspace import Keyspace
 from .store.minutes import (
     COUNTED,
@@ -72,7 +73,7 @@ if TYPE_CHECKING:  # a probe waits for neither
 
 __all__ = ["READER_TIMEOUT_S", "STATES", "Counts", "InFlightCounts", "Inspector", "JobPlace"]
 __all__ += ["RunSums"]
-__all__ += ["Pause", "SeenClaim", "Sought", "advice_for"]
+__all__ += ["FOUND_MOST", "Pause", "SeenClaim", "SeenJob", "Sought", "advice_for"]
 __all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
 __all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]

@@ -63,15 +63,31 @@ def accepted(option: str) -> list[str]:
     return [code.strip() for code in option.split(",") if code.strip()]
 
 
+#: Codes of warnings about a setting, which stays as it is until a person changes it.
+STANDING = frozenset({"eviction", "no-persistence"})
+
+#: Codes of notes about a recent event.
+EVENTS = frozenset({"dead-owner", "job-killed", "worker-died"})
+
+
 def sorted_by_level(findings: Iterable[Finding], accepted: Collection[str]) -> list[Finding]:
-    """Return findings, the worst first. A warning whose code its users accept is a note."""
+    """Return findings, the most urgent first. A warning whose code its users accept is a note."""
     judged = [
         finding._replace(level="note", text=f"{finding.text} (accepted)")
         if finding.level == "warning" and finding.code in accepted
         else finding
         for finding in findings
     ]
-    return sorted(judged, key=lambda finding: LEVELS.index(finding.level))
+    return sorted(judged, key=_urgency)
+
+
+def _urgency(finding: Finding) -> tuple[int, int]:
+    """Return the place of a finding among others. A warning about a setting comes after the notes
+    about recent events: it is as true tomorrow, and would hide them."""
+    is_event = finding.level == "note" and finding.code in EVENTS
+    level: Level = "warning" if is_event else finding.level
+    is_standing = finding.level == "warning" and finding.code in STANDING
+    return LEVELS.index(level), 2 if is_standing else int(is_event)
 
 
 def some(names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from ..model.humanize import ago, number, passed, span
 from ..model.strikes import STOPS_NAMED
 from .finding import Finding, Level
 from .links import View, job_name
-from .overview import CAP_NEARLY_FULL, LATELY_S, LONG_RUN_S, OVERDUE_S, by_queue
+from .overview import CAP_NEARLY_FULL, LATELY_S, LONG_RUN_S, OVERDUE_S, by_queue, is_full
 
 #: Jobs that were dead-lettered within the hour, from which on that is a warning: one poison pill is
 #: a note, several mean that a deploy, a dependency or an input is broken.
@@ -37,7 +37,7 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("critical", "queue-type", text, fix, view)
     for row in by_queue(overview["queues"]):
         if not row["unserved"]:
-            yield from _of_stalled(row, overview["command"])
+            yield from _of_stalled(row, overview)
             continue
         queue, fix = row["queue"], f"start a worker with -Q {shlex.quote(row['queue'])}"
         unserved, view = "no worker consumes it", View("queue", queue)
@@ -66,7 +66,7 @@ def of_queues(overview: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("critical", "probation-unserved", text, fix, view)
 
 
-def _of_stalled(row: Mapping[str, Any], command: str) -> Iterator[Finding]:
+def _of_stalled(row: Mapping[str, Any], overview: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for a queue that has workers, and whose next job none of them has claimed for
     ``STALLED_S``: its workers may be busy with long jobs."""
     if row["paused"] or (row["stalled"] or 0.0) < STALLED_S:
@@ -74,9 +74,18 @@ def _of_stalled(row: Mapping[str, Any], command: str) -> Iterator[Finding]:
     queue, since = row["queue"], span(row["stalled"])
     jobs, workers = number(row["waiting"], "job"), number(row["consumers"], "worker")
     text = f"queue {queue} does not move: {jobs}, {workers}, and none has been claimed for {since}"
+    lists = {row["list"] for row in overview["queues"] if row["queue"] == queue}
+    pools = [
+        owner
+        for owner in overview["owners"]
+        if owner["verdict"] == "alive" and lists.intersection(owner["queues"])
+    ]
+    if pools and all(map(is_full, pools)):
+        slots = sum(owner["slots"] for owner in pools)
+        text += f"; {'its one slot is' if slots == 1 else f'all their {slots} slots are'} busy"
+    see = f"{overview['command']} jobs --queue {shlex.quote(queue)} --state running"
     fix = (
-        f"see the running jobs with `{command} jobs --queue {shlex.quote(queue)} --state running`: "
-        "start more workers, or terminate jobs that block them"
+        f"see the running jobs with `{see}`: start more workers, or terminate jobs that block them"
     )
     yield Finding("warning", "queue-stalled", text, fix, View("queue", queue))
 

@@ -161,7 +161,7 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         name, reason = row["node"] or row["owner"], row["reason"]
         may_run = reason in MAY_RUN
         verb = "was declared dead" if may_run else "died"
-        text = f"worker {name} {verb} {ago(row['at'], now)} ({reason}), {_fate(row)}"
+        text = f"worker {name} {verb} {ago(row['at'], now)} ({reason}), {fate_of(row)}"
         if len(lately) > 1:
             # The overview has the latest deaths alone.
             least = "at least " if len(overview["deaths"]) >= DEATHS_SHOWN else ""
@@ -181,10 +181,10 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"still runs there (pid {row['pid']}, in its container if it is in one), restart "
                 "the worker"
             )
-        yield Finding("note", "worker-died", text, fix)
+        yield Finding("note", "worker-died", text, fix, View("worker", row["owner"]))
 
 
-def _fate(death: Mapping[str, Any]) -> str:
+def fate_of(death: Mapping[str, Any]) -> str:
     """Return the fate of a dead worker's jobs, as text."""
     recovered, killed = death["recovered"], death["killed"]
     parts = []

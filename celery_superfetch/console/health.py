@@ -75,13 +75,14 @@ def judge(inspector: Inspector) -> Judged:
 def judged(overview: Mapping[str, Any]) -> Judged:
     all_findings = findings(overview)
     line = verdict(all_findings, overview)
-    worst = all_findings.pop(0) if all_findings and all_findings[0].level != "note" else None
+    # A note about a recent event may come before a warning about a setting.
+    worst = all_findings.pop(0) if any(f.level != "note" for f in all_findings) else None
     rows = by_need(overview["owners"]), by_queue(overview["queues"])
     return Judged(line, worst, all_findings, overview, *rows)
 
 
 def findings(overview: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of an overview, worst first."""
+    """Return the findings of an overview, the most urgent first."""
     all_findings = [
         *of_queues(overview),
         *of_pauses(overview),
@@ -111,11 +112,13 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
 
 
 def verdict(all_findings: Sequence[Finding], overview: Mapping[str, Any]) -> str:
-    """Return one line: the worst finding with its fix, or that all is well."""
+    """Return one line: the most urgent finding with its fix, or that all is well."""
     bad = [finding for finding in all_findings if finding.level != "note"]
     if bad:
-        suffix = f" ({len(bad) - 1} more below)" if len(bad) > 1 else ""
-        return f"{bad[0].level.capitalize()}: {bad[0]}{suffix}"
+        first, *_ = all_findings
+        others = len(bad) - (first in bad)
+        suffix = f" ({others} more below)" if others else ""
+        return f"{first.level.capitalize()}: {first}{suffix}"
     return f"All is well: {', '.join(summary(overview))}."
 
 

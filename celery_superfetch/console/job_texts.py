@@ -5,10 +5,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, WAITING
+from ..model.humanize import number
+
 NOT_RECORDED = "not recorded"
+
+DEAD = "dead"  # the state of a job in the dead set
+
+#: State of a job -> its name for people.
+STATE_TITLES = {
+    RUNNING: "running",
+    RESERVED: "reserved",
+    PROBATION: "on probation",
+    PARKED: "scheduled",
+    WAITING: "waiting",
+    DEAD: "dead",
+}
 
 ENDED = (
     "A job that has ended leaves nothing in Redis but its result: look for it in the result "
@@ -67,12 +83,33 @@ def _steps_text(steps: Mapping[str, Any]) -> str:
 
 
 def logs_of(job: Mapping[str, Any]) -> list[str]:
-    """Return for each worker that had a job its host, and from when on to read its log."""
+    """Return for each worker that had a job its host, and which part of its log is about it."""
     return [
-        f"on host {log['host']}, from {log['from'] or 'the start of the worker'} on"
+        f"on host {log['host']}, {_range_of(log)}"
         + (f": the log of {log['node']}" if log["node"] else f" (owner={log['owner']})")
         for log in job["logs"]
     ]
+
+
+def _range_of(log: Mapping[str, Any]) -> str:
+    """Return which part of a worker's log is about a job, as text."""
+    begin = f"from {_clock(log['from'])}" if log["from"] else "from the start of the worker"
+    return f"{begin} to {_clock(log['to'])}" if log["to"] else f"{begin} until now"
+
+
+def _clock(time: str) -> str:
+    """Return a time in ISO 8601 as logs in UTC have it."""
+    return f"{time[:10]} {time[11:19]} UTC"
+
+
+def found_of(document: Mapping[str, Any]) -> str:
+    """Return the result of a search for a part of a name, as text."""
+    jobs = [*document["jobs"]]
+    counts = Counter(STATE_TITLES[job["state"]] for job in jobs)
+    states = ", ".join(f"{count} {title}" for title, count in counts.items())
+    found = f"{number(len(jobs), 'job')} found: {states}" if jobs else "No job was found"
+    cut = " More may match: these are the first of each state." if document["more"] else ""
+    return f"{found}.{cut} Searched: {examined_of(document)}." + ("" if jobs else f" {ENDED}")
 
 
 def examined_of(document: Mapping[str, Any]) -> str:

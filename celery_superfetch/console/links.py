@@ -96,7 +96,7 @@ class View(NamedTuple):
         commands: dict[Kind, str] = {
             "queue": f"queue show {name}",
             "queues": "",
-            "worker": "workers",
+            "worker": f"workers show {name}",
             "deaths": "",
             "job": f"jobs show {name}",
             "jobs": f"jobs{options}",

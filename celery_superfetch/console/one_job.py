@@ -1,16 +1,30 @@
-"""Finds one job by its task id or digest, with its history, its workflow and hints for the logs.
+"""Finds one job by its task id or digest, with its history, its workflow and hints for the logs;
+and the jobs of all states by a part of an id, or of their task's name.
 
-`superfetch jobs show` and the page of a job call ``one_job``. It only reads: a death leaves nothing
+`superfetch jobs show` and the page of a job call ``one_job``, `superfetch jobs find` and the page's
+search call ``find_jobs``. It only reads: a death leaves nothing
 behind. What Redis does not record is not made up: an event without a time has none recorded.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, WAITING, Inspector, JobPlace, Sought
+from ..inspector import (
+    FOUND_MOST,
+    PARKED,
+    PROBATION,
+    RESERVED,
+    RUNNING,
+    WAITING,
+    Inspector,
+    JobPlace,
+    Sought,
+)
 from ..model.arguments import BODY_MAX_BYTES, LISTED_MAX_CHARS, arguments, cut
 from ..model.dead_job import DeadJob, utc
 from ..model.foreign import one_line
@@ -25,19 +39,27 @@ from ..model.job import (
     queue_list_of,
     read_body,
 )
+from ..model.verdict import DECLARED_DEAD_BEFORE, Reason
+from .findings_of_workers import MAY_RUN
+from .job_texts import DEAD
 from .jobs import retries_of
 from .overview import lists_with_jobs, owner_rows, run_seconds
 
-DEAD = "dead"  # the state of a job in the dead set
-
 #: Characters of an id that is searched for.
 ID_MAX_CHARS = 200
+
+#: A whole id, as Celery makes it, or a digest.
+WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{40}")
 
 #: Names of next steps that are listed of each kind.
 STEPS_SHOWN = 20
 
 #: Headers of a message that name the job's workflow.
 FLOW_HEADERS = ("root_id", "parent_id", "group", "group_index")
+
+#: Reasons of a lost run for which its whole worker was declared dead. For others it lived: its pool
+#: process died, say.
+DEATHS = {reason.value for reason in Reason if reason.dead} | {DECLARED_DEAD_BEFORE}
 
 #: States of a job, those first in which most is known of it.
 ORDER = (RUNNING, RESERVED, PROBATION, PARKED, WAITING, DEAD)
@@ -56,6 +78,21 @@ def one_job(inspector: Inspector, id: str) -> dict[str, Any]:
     }
 
 
+def find_jobs(inspector: Inspector, text: str) -> dict[str, Any]:
+    """Return the jobs in all states whose task's name or task id contains a text, without regard to
+    case, each with its state; about ``FOUND_MOST`` of each kind of place. ``more``: a kind of place
+    may have others. A whole task id, or a digest, finds what ``one_job`` finds."""
+    text = text.strip()[:ID_MAX_CHARS]
+    # An asterisk stands for anything in the filters of the other commands and views.
+    part = text.strip("*")
+    if WHOLE_ID.fullmatch(text) or not part:
+        return {**one_job(inspector, text), "more": False}
+    finder = _Finder(inspector, Sought(part, is_part=True))
+    jobs = sorted(finder.jobs(), key=lambda job: ORDER.index(job["state"]))
+    document = {"id": text, "server_time": utc(finder.now / 1000), "jobs": jobs}
+    return {**document, "examined": finder.examined, "more": finder.is_cut}
+
+
 class _Finder:
     """One search, and what it needs to show a job."""
 
@@ -72,12 +109,14 @@ class _Finder:
         self.queues = sorted(lists | lists_with_jobs(inspector) | {*inspector.registry.served()})
         #: The places that were examined, each with the number of its jobs, and of those examined.
         self.examined: list[dict[str, Any]] = []
+        #: True if a kind of place may have further jobs that match.
+        self.is_cut = False
 
     def jobs(self) -> Iterator[dict[str, Any]]:
         search, sought = self.inspector.search, self.sought
         claims = self.inspector.in_flight_jobs.claims([*self.owners])
         result = search.in_claims(sought, claims)
-        self._add_examined("in flight", result.examined, len(claims))
+        self._add_examined("in flight", result.examined, len(claims), len(result.jobs))
         found = [*result.jobs]
         landing = [
             JobPlace(RESERVED, owner, name)
@@ -89,7 +128,7 @@ class _Finder:
         parked = [JobPlace(PARKED, queue_list=name) for name in self.inspector.parked.lists()]
         size = sum(self.inspector.parked.sizes([place.queue_list for place in parked]).values())
         result = search.in_parked(sought, parked)
-        self._add_examined("scheduled", min(size, result.examined), size)
+        self._add_examined("scheduled", min(size, result.examined), size, len(result.jobs))
         found += result.jobs or (search.in_lists(sought, parked).jobs if sought.digest else ())
 
         suspects = [
@@ -100,17 +139,19 @@ class _Finder:
             lengths = self.inspector.queues.lengths([place.queue_list for place in places])
             sizes = [pair[column] for pair in lengths]
             result = search.in_lists(sought, places)
-            self._add_examined(label, result.examined, sum(n for n in sizes if isinstance(n, int)))
+            size = sum(n for n in sizes if isinstance(n, int))
+            self._add_examined(label, result.examined, size, len(result.jobs))
             found += result.jobs
         dead, examined = search.in_dead_set(sought)
-        self._add_examined("in the dead set", examined, len(self.inspector.dead_set))
+        self._add_examined("in the dead set", examined, len(self.inspector.dead_set), len(dead))
 
         counters = self.inspector.strikes.counters([digest(job.payload) for job in found])
         for job, history in zip(found, counters, strict=True):
             yield self._alive(*job, history)
         yield from map(self._dead, dead)
 
-    def _add_examined(self, label: str, examined: int, size: int) -> None:
+    def _add_examined(self, label: str, examined: int, size: int, found: int) -> None:
+        self.is_cut = self.is_cut or found >= FOUND_MOST
         self.examined.append({"place": label, "examined": min(examined, size), "jobs": size})
 
     def _alive(
@@ -132,7 +173,7 @@ class _Finder:
             "run_time": None if started is None else run_seconds(started, self.now),
             **{name: getattr(counters, name) for name in COUNTS},
         }
-        events = [*_earlier(counters.first_claimed_at, counters.history), *_now(job)]
+        events = [*self._earlier(counters.first_claimed_at, counters.history), *_now(job)]
         return self._with_logs({**job, "events": events})
 
     def _dead(self, dead: DeadJob) -> dict[str, Any]:
@@ -149,21 +190,52 @@ class _Finder:
             **{name: getattr(dead, name, 0) for name in COUNTS},
         }
         history = [{**event, "at": event.get("at")} for event in dead.history]
-        died = _event(dead.died, "moved to the dead set", dead.owner, dead.reason)
-        events = [*_earlier(dead.first_claimed, history), died]
+        died = _event(dead.died, "moved to the dead set", dead.owner, dead.reason, is_end=True)
+        events = [*self._earlier(dead.first_claimed, history), died]
         return self._with_logs({**job, "events": events})
+
+    def _earlier(
+        self, first_claimed: int, history: Sequence[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the events of a job before its present claim."""
+        if first_claimed:  # its owner is not recorded
+            yield _event(first_claimed, "claimed for the first time")
+        for entry in history:
+            owner, reason = str(entry.get("owner") or ""), str(entry.get("reason") or "")
+            worker = f"worker {self._node_of(owner) or owner}" if owner else "its worker"
+            event = f"run lost on {worker}"
+            if entry.get("stop"):
+                event = f"cut short: {worker} was stopping"
+            elif reason in DEATHS:
+                event = f"{worker} {'was declared dead' if reason in MAY_RUN else 'died'}"
+            strike = f", strike ({entry['strike']})" if entry.get("strike") else ""
+            yield _event(entry.get("at"), event + strike, owner, reason, is_end=True)
+
+    def _node_of(self, owner: str) -> str | None:
+        """Return the node name of an owner that is registered, or died within a week."""
+        return self.owners.get(owner, {}).get("node") or self._dead_nodes.get(owner) or None
+
+    @cached_property
+    def _dead_nodes(self) -> dict[str, str]:
+        """Owner -> node name, of those that died within a week."""
+        return {death["owner"]: death["node"] for death in self.inspector.stats.deaths()}
 
     def _with_logs(self, job: dict[str, Any]) -> dict[str, Any]:
         """Return a job with the commands that find it in the logs of its workers."""
-        owners: dict[str, str | None] = {}
+        ranges: dict[str, dict[str, str | None]] = {}
+        before = None
         for event in job["events"]:
-            if event["owner"]:
-                owners.setdefault(event["owner"], event["at"])
+            owner, at, is_end = event["owner"], event["at"], event["is_end"]
+            if owner:
+                # It had the job before the event that ended its claim, and after the event before.
+                found = ranges.setdefault(owner, {"from": before if is_end else at, "to": None})
+                found["to"] = at if is_end else None
+            before = at or before
         logs = []
-        for owner, at in owners.items():
-            row = self.owners.get(owner, {})
-            node = row.get("node") or (job["node"] if owner == job["owner"] else None)
-            logs.append({"owner": owner, "host": _host(owner), "node": node, "from": at})
+        for owner, times in ranges.items():
+            node = job["node"] if owner == job["owner"] else None
+            node = node or self._node_of(owner)
+            logs.append({"owner": owner, "host": _host(owner), "node": node, **times})
         # Logs have the id of the task; of a message without one they have the digest.
         return {**job, "logs": logs, "grep": f"grep -F -- {shlex.quote(one_line(job['id']))} LOG"}
 
@@ -230,17 +302,6 @@ def _next_steps(message: Mapping[str, Any] | None) -> dict[str, Any]:
     return steps
 
 
-def _earlier(first_claimed: int, history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a job before its present claim."""
-    if first_claimed:  # its owner is not recorded
-        yield _event(first_claimed, "claimed for the first time")
-    for entry in history:
-        strike = f", strike ({entry['strike']})" if entry.get("strike") else ""
-        kind = "stopped" if entry.get("stop") else "run lost"
-        owner, reason = str(entry.get("owner") or ""), str(entry.get("reason") or "")
-        yield _event(entry.get("at"), f"{kind}{strike}", owner, reason)
-
-
 def _now(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a job's present claim."""
     owner = str(job["owner"] or "")
@@ -253,10 +314,14 @@ def _now(job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**_event(None, "started", owner), "at": job["started"]}
 
 
-def _event(at: Any, event: str, owner: str = "", reason: str = "") -> dict[str, Any]:
-    """Return an event: its time (ISO 8601; None: it is not recorded), kind, owner and reason."""
+def _event(
+    at: Any, event: str, owner: str = "", reason: str = "", *, is_end: bool = False
+) -> dict[str, Any]:
+    """Return an event: its time (ISO 8601; None: it is not recorded), kind, owner and reason.
+    ``is_end``: it ended the claim of that owner."""
     time = utc(at) if isinstance(at, (int, float)) and at else None
-    return {"at": time, "event": event, "owner": owner, "host": _host(owner), "reason": reason}
+    words = {"event": event, "owner": owner, "host": _host(owner), "reason": reason}
+    return {"at": time, **words, "is_end": is_end}
 
 
 def _host(owner: str) -> str:

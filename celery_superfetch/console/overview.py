@@ -287,6 +287,27 @@ def _longest_run(record: OwnerRecord, now: int) -> float | None:
     return max(0.0, now / 1000 - min(starts)) if starts else None
 
 
+def running_of(row: Mapping[str, Any]) -> str:
+    """Return the number of a worker's running jobs and of its pool's slots, as far as its record
+    has these; ``full`` if it can start no further job."""
+    slots = row["slots"]
+    if not slots:
+        return str(row["running"])
+    return f"{row['running']} of {slots}" + (", full" if is_full(row) else "")
+
+
+def running_text(row: Mapping[str, Any]) -> str:
+    """Return the same for a sentence: ``1 of 1 slots running (full)``."""
+    if not row["slots"]:
+        return f"{row['running']} running"
+    return f"{row['running']} of {row['slots']} slots running" + " (full)" * is_full(row)
+
+
+def is_full(row: Mapping[str, Any]) -> bool:
+    """Return whether each slot of a worker's pool runs a job."""
+    return bool(row["slots"]) and row["running"] >= row["slots"]
+
+
 def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return owners with their state in a word or two, and its severity, the worst first."""
     rows = []
@@ -362,6 +383,14 @@ def lists_with_jobs(inspector: Inspector) -> set[str]:
     park or a probation has noted them."""
     found = inspector.queues.noted(), inspector.suspects.lists(), inspector.parked.lists()
     return {*chain.from_iterable(found)}
+
+
+def queue_lists_of(inspector: Inspector, owners: Iterable[str]) -> set[str]:
+    """Return the queue lists of the app and of some owners, those with jobs, and those whose last
+    worker left within a week."""
+    records = inspector.registry.records(owners).values()
+    lists = {name for record in records for name in record.lists}
+    return {*inspector.lists, *lists, *lists_with_jobs(inspector), *inspector.registry.served()}
 
 
 def _stock_consumers(inspector: Inspector, rows: Iterable[Mapping[str, Any]]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from ..cli.tables import BOLD, GREEN, RED, YELLOW, Style, Tables
 from ..model.arguments import LISTED_MAX_CHARS, cut, task_title
 from ..model.humanize import ahead, number, span
+from .overview import is_full, running_of
 
 WORKER_TITLES = ("Worker", "State", "Running", "Reserved", "Reason")
 LIST_TITLES = ("Priority", "Waiting", "Probation", "Scheduled", "Oldest")
@@ -62,7 +63,9 @@ def _headings(view: Mapping[str, Any]) -> Iterator[tuple[str, Style]]:
 
 def _worker(row: Mapping[str, Any]) -> dict[str, object]:
     style = {} if row["serves"] else RED if row["state"] in ("dead", "hung") else YELLOW
-    return {**row, "worker": row["node"] or row["owner"], "state": (row["state"], style)}
+    running = (running_of(row), YELLOW) if is_full(row) else running_of(row)
+    shown = {"worker": row["node"] or row["owner"], "state": (row["state"], style)}
+    return {**row, **shown, "running": running}
 
 
 def _list(row: Mapping[str, Any]) -> dict[str, object]:

@@ -73,7 +73,7 @@ def _workers(owners: Iterable[Mapping[str, Any]], names: set[str]) -> Iterable[d
             reason = f"it has sent no heartbeat for {span(owner['heartbeat_age'])}"
         if owner["verdict"] == "dead":
             reason = f"it is dead ({owner['reason']})"
-        fields = ("node", "owner", "host", "pid", "running", "reserved")
+        fields = ("node", "owner", "host", "pid", "running", "slots", "reserved")
         rows.append(
             {
                 **{name: owner[name] for name in fields},

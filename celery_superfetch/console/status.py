@@ -12,6 +12,7 @@ from ..cli.tables import GREEN, RED, STYLES, YELLOW, Tables
 from ..model.humanize import ago, ahead, number, span
 from ..model.verdict import Reason
 from .finding import Finding
+from .overview import running_of
 
 #: Rows of a table, and findings, on a terminal: more push the verdict off the screen.
 TABLE_ROWS_MAX = 20
@@ -88,7 +89,7 @@ def _owner(row: Mapping[str, Any]) -> dict[str, object]:
         "worker_id": row["owner"],
         "state": (row["word"], STYLES[row["mood"]]),
         "heartbeat": f"{span(row['heartbeat_age'])} ago",
-        "running": (f"{row['running']}, {long} long", YELLOW) if long else row["running"],
+        "running": (f"{running_of(row)}, {long} long", YELLOW) if long else running_of(row),
         # The reason of an unusual verdict.
         "reason": "" if usual else row["reason"],
     }

@@ -16,6 +16,7 @@ from ..errors import SuperfetchError
 from ..inspector import Inspector
 from ..model.dead_job import utc
 from ..model.owner_record import HUNG, SILENT, STOPPING
+from .dead_worker import death_of
 from .jobs import BY_RUN, JobsSnapshot, Which
 from .overview import by_need, owner_rows
 
@@ -47,17 +48,27 @@ def workers_of(inspector: Inspector) -> dict[str, Any]:
 
 
 def one_worker(inspector: Inspector, owner: str) -> dict[str, Any]:
-    """Return one worker, by the name of its owner, and its jobs, the longest run first; ``worker``
-    is None if it is not registered."""
+    """Return one worker, by the name of its owner, and its jobs, the longest run first. If it is
+    not registered, ``worker`` is None, and ``death`` says how it ended, if that is recorded."""
     document = workers_of(inspector)
     worker = next((row for row in document["workers"] if row["owner"] == owner), None)
     jobs = JobsSnapshot(inspector, Which(owner=owner), BY_RUN).first(WORKER_JOBS_SHOWN)
+    now = inspector.database.server_time()
     return {
         "server_time": document["server_time"],
         "worker": worker,
+        "death": None if worker else death_of(inspector, owner, now),
         "jobs": jobs["jobs"],
         "more": jobs["more"],
     }
+
+
+def owner_named(inspector: Inspector, name: str) -> str:
+    """Return the owner of a node name, of a worker that is registered or died within a week; a name
+    that is no node name is taken for an owner's."""
+    records = [(record.node, record.owner) for record, _, _ in inspector.judged()]
+    deaths = [(death["node"], death["owner"]) for death in inspector.stats.deaths()]
+    return next((owner for node, owner in [*records, *deaths] if node == name), name)
 
 
 def why_not_stopped(worker: Mapping[str, Any]) -> str | None:

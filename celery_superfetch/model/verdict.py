@@ -41,6 +41,9 @@ _DEAD = {
     *(Reason.PROCESS_GONE, Reason.PROCESS_ZOMBIE, Reason.PID_REUSED),
     *(Reason.SUPERSEDED, Reason.HUNG, Reason.DISCONNECTED, Reason.SILENT),
 }
+#: The reason of a recovery from the lists of a worker that an earlier pass declared dead.
+DECLARED_DEAD_BEFORE = "its worker was declared dead before"
+
 MISSED_HEARTBEATS = 2  # after which the loss of an owner's connections counts as its death
 
 

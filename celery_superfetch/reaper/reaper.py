@@ -26,7 +26,7 @@ from ..model.log_text import one_line_each
 from ..model.owner_record import SCHEMA, OwnerRecord
 from ..model.staleness import StalenessTracker, watch_time
 from ..model.strikes import Limits
-from ..model.verdict import Reason
+from ..model.verdict import DECLARED_DEAD_BEFORE, Reason
 from ..signals import ReapedOwner, owner_reaped
 from ..store.database import Database, Structure
 from ..store.dead_set import DeadSetStore
@@ -197,9 +197,7 @@ class Reaper(Structure):
             with report.logging_errors(f"tombstone (owner={owner})"):
                 full = held[owner].in_flight
                 if full:
-                    yield from self._drain.in_steps(
-                        record, "its worker was declared dead before", report
-                    )
+                    yield from self._drain.in_steps(record, DECLARED_DEAD_BEFORE, report)
                     full = in_flight_jobs.counts([owner])[owner].in_flight
                 if now > tombstones[owner] and not full:
                     self.registry.drop_tombstone(owner)

@@ -1,5 +1,5 @@
-"""Finds the jobs of one task id, or of one digest, wherever they are: nothing in Redis is filed
-under the id of a task.
+"""Finds the jobs of one task id, of one digest, or of a part of an id or of a task's name, wherever
+they are: nothing in Redis is filed under the id or the name of a task.
 
 The console calls it for the page of one job (``console/one_job.py``). A script reads many jobs on
 the server and returns those that were sought. Each search examines a limited number of jobs, and
@@ -18,7 +18,7 @@ from .database import Database, Structure
 from .dead_set import DeadSetStore
 from .in_flight_jobs import JOBS_PER_COMMAND, InFlightJobs, JobPlace, SeenClaim, SeenJob
 
-FOUND_MOST = 20  # jobs of one id that a search returns; a retry has the id of its first try
+FOUND_MOST = 20  # jobs of each kind of place that a search returns about at most
 CLAIMS_SEARCHED = 20_000  # claims that a search examines at most
 DEAD_SEARCHED = 10_000  # dead jobs that it examines at most, the newest
 LIST_SEARCHED = 500  # jobs of a queue list that it examines at most, those that are next
@@ -30,19 +30,24 @@ DIGEST = re.compile(r"[0-9a-f]{40}")
 
 
 class Sought(NamedTuple):
-    """The id of a job: Celery's id of its task, or the digest of its message."""
+    """The id of a job: Celery's id of its task, or the digest of its message; or a part of a task
+    id or of a task's name, without regard to case."""
 
     id: str
+    is_part: bool = False
 
     @property
     def args(self) -> list[Any]:
         """The first arguments of the script."""
-        return [json.dumps(self.id), self.digest, FOUND_MOST, SEARCH_MAX_BYTES]
+        text = json.dumps(self.id)
+        if self.is_part:
+            text = text[1:-1].lower()
+        return [text, self.digest, int(self.is_part), FOUND_MOST, SEARCH_MAX_BYTES]
 
     @property
     def digest(self) -> str:
         """The digest; empty if the id cannot be one."""
-        return self.id if DIGEST.fullmatch(self.id) else ""
+        return self.id if DIGEST.fullmatch(self.id) and not self.is_part else ""
 
 
 class Search(NamedTuple):
@@ -76,7 +81,10 @@ class JobSearch(Structure):
         return Search([SeenJob(places[at], payload) for at, payload in found], examined)
 
     def in_parked(self, sought: Sought, places: Sequence[JobPlace]) -> Search:
-        """Search parked jobs for a task id: their names in the sorted set begin with it."""
+        """Search parked jobs for a task id: their names in the sorted set begin with it. For a
+        part of one, search the next ``LIST_SEARCHED`` of each queue list."""
+        if sought.is_part:
+            return self.in_lists(sought, places)
         pattern = re.sub(rb"([\\*?\[\]^])", rb"\\\1", json.dumps(sought.id).encode()) + b" *"
         jobs: list[SeenJob] = []
         examined = 0

@@ -60,6 +60,8 @@ WELL: dict[str, Any] = {
             "owner_ttl": 60.0,
             "in_flight": 12,
             "running": 3,
+            "slots": 4,
+            "queues": ["mail"],
             "stopping_for": None,
             "longest_run": None,
             "verdict": "alive",

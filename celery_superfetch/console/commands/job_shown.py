@@ -1,6 +1,7 @@
-"""The output of ``celery superfetch jobs show``: a job with its history, workflow and log hints.
+"""The output of ``celery superfetch jobs show`` (a job with its history, workflow and log hints)
+and of ``jobs find``.
 
-The command (``jobs.py``) calls ``print_job``. It only prints.
+The commands (``jobs.py``) call it. It only prints.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from typing import Any
 from ...cli.tables import BOLD, Tables
 from ...model.arguments import task_title
 from ...model.humanize import number, span
-from ..job_texts import ENDED, NOT_RECORDED, examined_of, logs_of, summary_of, workflow_of
+from ..job_texts import (
+    ENDED,
+    NOT_RECORDED,
+    STATE_TITLES,
+    examined_of,
+    found_of,
+    logs_of,
+    summary_of,
+    workflow_of,
+)
 
 EVENT_TITLES = ("When", "Event", "Host", "Reason")
 
@@ -44,6 +54,25 @@ def print_job(tables: Tables, document: dict[str, Any]) -> None:
     tables.line(f"{found}. Searched: {examined_of(document)}.")
     if not count:
         tables.line(ENDED)
+
+
+FOUND_TITLES = ("State", "Task", "Id", "Queue", "Worker", "Strikes")
+
+
+def print_found(tables: Tables, document: dict[str, Any]) -> None:
+    """Print the document of ``find_jobs``: a row for each job, with its state."""
+    rows = [
+        {
+            **job,
+            "task": task_title(job["task"]),
+            "state": STATE_TITLES[job["state"]],
+            "worker": job["node"] or job["owner"],
+        }
+        for job in document["jobs"]
+    ]
+    if rows:
+        tables.table(FOUND_TITLES, rows, ("Strikes", "Worker"))
+    tables.line(found_of(document))
 
 
 def _field(tables: Tables, title: str, value: object) -> None:

@@ -29,10 +29,10 @@ from ...model.arguments import printable
 from ...model.humanize import number
 from ..bulk import REVOKE, TERMINATE, Batch, carry_out, first_that_fit, waiting_ids
 from ..jobs import SCHEDULED, SORTS, JobsSnapshot, Which
-from ..one_job import one_job
+from ..one_job import find_jobs, one_job
 from ..overview import overview_of
 from ..queue_view import view_of
-from .job_shown import print_job
+from .job_shown import print_found, print_job
 from .jobs_table import print_jobs
 
 #: Number of jobs from which on the command says that it reads: 10,000 take half a second.
@@ -86,6 +86,20 @@ def jobs_show(session: Session, id: str) -> None:
     """
     document = one_job(session.inspector, id)
     session.say(document, lambda: print_job(session.tables, document))
+    if not document["jobs"]:
+        raise click.exceptions.Exit(1)
+
+
+@command(jobs, "find")
+@click.argument("text", metavar="TEXT")
+def jobs_find(session: Session, text: str) -> None:
+    """Find jobs in all states, by a part of their task's name or of their id.
+
+    It searches jobs in flight, the next 500 waiting, scheduled and on probation of each queue, and
+    the dead set. It shows about 20 jobs of each. Exit code 1: no job was found.
+    """
+    document = find_jobs(session.inspector, text)
+    session.say(document, lambda: print_found(session.tables, document))
     if not document["jobs"]:
         raise click.exceptions.Exit(1)
 

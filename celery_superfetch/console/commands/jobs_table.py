@@ -14,7 +14,7 @@ from ...inspector import PARKED, STATES
 from ...model.arguments import LISTED_MAX_CHARS, cut, task_title
 from ...model.humanize import ago, ahead, number, span
 from ..jobs import SCHEDULED
-from ..overview import by_need
+from ..overview import by_need, running_text
 
 TITLES = ("State", "Task", "Id", "Queue", "Strikes", "Retries", "Run time", "Claimed", "Due")
 WIDE_TITLES = ("Worker", *TITLES[:-2], "Started", *TITLES[-2:], "Args")
@@ -59,7 +59,7 @@ def _order(job: Mapping[str, Any]) -> int:
 
 def _heading(owner: dict[str, Any]) -> str:
     return (
-        f"{owner['node'] or owner['owner']}, {owner['word']}: {owner['running']} running, "
+        f"{owner['node'] or owner['owner']}, {owner['word']}: {running_text(owner)}, "
         f"{owner['reserved']} reserved"
     )
 

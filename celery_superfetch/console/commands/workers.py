@@ -1,20 +1,23 @@
-"""``celery superfetch workers``: lists the workers, and stops one.
+"""``celery superfetch workers``: lists the workers, shows one, and stops one.
 
 It reads; ``stop`` sends one control command of Celery's to one worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 
 from ...cli.auditing import recorded
 from ...cli.session import Session, command, in_session
-from ...cli.tables import STYLES
+from ...cli.tables import STYLES, YELLOW, Tables
+from ...model.arguments import task_title
 from ...model.humanize import number, span
-from ..workers import STOP_EFFECT, memory_of, pool_of, stop, workers_of
+from ..job_texts import STATE_TITLES
+from ..overview import is_full, running_of, running_text
+from ..workers import STOP_EFFECT, memory_of, one_worker, owner_named, pool_of, stop, workers_of
 
 WORKERS_TITLES = (
     "Worker",
@@ -72,6 +75,7 @@ def _shown(row: Mapping[str, Any], is_wide: bool) -> dict[str, object]:
         **row,
         "worker": row["node"] or row["owner"],
         "state": (row["word"], STYLES[row["mood"]]),
+        "running": (running_of(row), YELLOW) if is_full(row) else running_of(row),
         "pool": pool_of(row),
         "memory": memory_of(row),
         "up": span(row["age"]),
@@ -80,6 +84,51 @@ def _shown(row: Mapping[str, Any], is_wide: bool) -> dict[str, object]:
         "longest_run": None if longest is None else span(longest),
         "worker_id": row["owner"],
     }
+
+
+@command(workers, "show")
+@click.argument("name", metavar="WORKER")
+def show_worker(session: Session, name: str) -> None:
+    """Show one worker and its jobs; or, of a dead one, how it ended and what became of its jobs.
+
+    WORKER is its node name, such as celery@web-1, or its worker id. Exit code 1: neither a worker
+    nor a death of the last seven days has the name.
+    """
+    document = one_worker(session.inspector, owner_named(session.inspector, name))
+    session.say(document, lambda: _print_worker(session.tables, document))
+    if not document["worker"] and not document["death"]:
+        raise click.exceptions.Exit(1)
+
+
+def _print_worker(tables: Tables, document: Mapping[str, Any]) -> None:
+    worker, death = document["worker"], document["death"]
+    if worker:
+        name, word = worker["node"] or worker["owner"], worker["word"]
+        tables.line(f"{name}: {word}, {running_text(worker)}, {worker['reserved']} reserved")
+        tables.line(f"Reason: {worker['reason']}. Worker id: {worker['owner']}")
+        _print_jobs(tables, document["jobs"])
+        if document["more"]:
+            tables.line(f"and {document['more']} more")
+    elif death:
+        tables.line(f"{death['node'] or death['owner']}: dead, and not registered any more.")
+        tables.line(f"{death['text'][:1].upper()}{death['text'][1:]}")
+        tables.line(f"Worker id: {death['owner']}")
+        _print_jobs(tables, death["jobs"])
+    else:
+        tables.line(
+            "This worker is not registered any more, and no death of it is recorded within the "
+            "last seven days. See `jobs --state struck` for jobs with strikes."
+        )
+
+
+def _print_jobs(tables: Tables, jobs: Iterable[Mapping[str, Any]]) -> None:
+    rows = [
+        {**job, "task": task_title(job["task"]), "state": STATE_TITLES[job["state"]]}
+        for job in jobs
+    ]
+    if rows:
+        tables.line()
+        tables.table(("State", "Task", "Id", "Queue"), rows)
 
 
 @command(workers, "stop")

@@ -22,7 +22,7 @@ from ..charts import charts_of, last_hour_of
 from ..health import judged
 from ..job_texts import logs_of, summary_of, workflow_of
 from ..jobs import PAGE_READS_MOST, JobsSnapshot, Which
-from ..one_job import one_job
+from ..one_job import find_jobs, one_job
 from ..overview import overview_of
 from ..permissions import Refused
 from ..queue_view import view_of
@@ -193,6 +193,14 @@ class PageCache:
             return _with_jobs(one_job(inspector, id), self._shown_job)
 
         return self._cached(("job", id), search)
+
+    def find(self, text: str) -> dict[str, Any]:
+        """Return the jobs of all states that match a text, without their secrets."""
+
+        def search(inspector: Inspector) -> dict[str, Any]:
+            return _with_jobs(find_jobs(inspector, text), self._shown_job)
+
+        return self._cached(("find", text), search)
 
     def workers(self) -> dict[str, Any]:
         """Return all workers."""

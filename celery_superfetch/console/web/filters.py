@@ -15,6 +15,7 @@ from ...model.humanize import ago, ahead, number, span
 from ..health import summary
 from ..jobs import SCHEDULED
 from ..links import job_name, runbook_of
+from ..overview import is_full
 
 #: State of a job in flight -> its name on the page.
 JOB_STATES = {
@@ -23,6 +24,12 @@ JOB_STATES = {
     "parked": SCHEDULED,
     "probation": "on probation",
     "struck": "with strikes",
+}
+
+#: State of a job -> the words of "No job ...".
+NO_JOB_WORDS = {
+    **{state: f"is {title}" for state, title in JOB_STATES.items()},
+    "struck": "has strikes",
 }
 
 #: State -> the action on jobs in it that the page offers.
@@ -67,6 +74,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     filter_.__name__: filter_
     for filter_ in (
         *(ago, ahead, clock, coded, job_name, number, runbook_of, segment, sentence, span),
-        summary,
+        *(is_full, summary),
     )
 }

@@ -11,10 +11,9 @@ from urllib.parse import urlencode
 
 from ...inspector import WAITING
 from ...model.humanize import seconds_in
-from ..job_texts import ENDED, examined_of
+from ..job_texts import DEAD, ENDED, STATE_TITLES, examined_of, found_of
 from ..jobs import BY_CLAIM, BY_RUN, BY_TASK, Which
-from ..one_job import DEAD
-from .filters import ACTIONS_BY_STATE, JOB_STATES
+from .filters import ACTIONS_BY_STATE, JOB_STATES, NO_JOB_WORDS
 
 #: The name of an order in the page's address -> its name on the page. ``own``: as the jobs are
 #: stored, those of each worker together.
@@ -82,6 +81,7 @@ class AskedJobs(NamedTuple):
         return {
             "state": self.state,
             "states": JOB_STATES,
+            "none_words": NO_JOB_WORDS[self.state],
             "ends": ACTIONS_BY_STATE.get(self.state, ()),
             "typed": self.typed,
             "wrong": self.typed["longer"] if is_wrong else "",
@@ -109,6 +109,13 @@ def words_of_job(found: Mapping[str, Any]) -> dict[str, Any]:
     states = {**JOB_STATES, WAITING: "waiting on its queue", DEAD: "in the dead set"}
     words = {"found": found, "examined": examined_of(found), "states": states}
     return {**words, "ends": ends, "ended": ENDED}
+
+
+def words_of_search(text: str, found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values of the template of a search over all states; ``found`` is None if no text
+    was searched for."""
+    words = {"text": text, "found": found, "states": STATE_TITLES}
+    return {**words, "summary": found_of(found) if found else ""}
 
 
 def orders_of(state: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ from .form import (
 )
 from .frame import HERE, Frame
 from .guesses import Guesses
-from .jobs_page import AskedJobs, words_of_job
+from .jobs_page import AskedJobs, words_of_job, words_of_search
 from .origins import is_from_page, page_root
 from .queue_page import NO_QUEUE, carry_out, question_of
 from .revoke_page import RevokePage
@@ -96,6 +96,7 @@ def page_for(celery_app: Celery, read_only: bool, access: Access, hide: Hide = H
             Route("/", page.guarded(page.overview)),
             Route("/jobs", page.guarded(page.jobs)),
             Route("/jobs", page.guarded(page.change_jobs, changes=True), methods=["POST"]),
+            Route("/find", page.guarded(page.find)),
             Route("/jobs/{id}", page.guarded(page.job_anywhere)),
             Route("/queues", page.guarded(page.queues)),
             Route("/queues", page.guarded(page.change_queue, changes=True), methods=["POST"]),
@@ -187,6 +188,12 @@ class Page:
 
     def change_jobs(self, request: Request, form: Form) -> Response:
         return self._revokes.jobs(request, form, self.jobs)
+
+    def find(self, request: Request) -> Response:
+        """Search the jobs of all states for a part of an id, or of a task's name."""
+        text = request.query_params.get("text", "").strip()[:ID_MAX_CHARS]
+        found = self._cache.find(text) if text.strip("*") else None
+        return self._frame.render(request, "find.html", **words_of_search(text, found))
 
     def job_anywhere(self, request: Request) -> Response:
         found = self._cache.job(request.path_params["id"][:ID_MAX_CHARS])

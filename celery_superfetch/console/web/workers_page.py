@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...inspector import Inspector
+from ..job_texts import STATE_TITLES
+from ..overview import running_text
 from ..workers import STOP_EFFECT, CannotStop, memory_of, pool_of, stop, why_not_stopped
 from .cache import PageCache
 from .form import NOTHING_TO_DO, Form
@@ -38,7 +40,7 @@ class WorkersPage:
 
     def single(self, request: Request) -> Response:
         found = self._cache.worker(request.path_params["owner"])
-        status = 200 if found["worker"] else 404
+        status = 200 if found["worker"] or found["death"] else 404
         return self._frame.render(request, "worker.html", status, found=found, **WORDS)
 
     def change(self, request: Request, form: Form) -> Response:
@@ -85,4 +87,10 @@ class WorkersPage:
         return {"text": text, "is_done": True}
 
 
-WORDS: dict[str, Any] = {"pool_of": pool_of, "memory_of": memory_of, "cannot_stop": why_not_stopped}
+WORDS: dict[str, Any] = {
+    "pool_of": pool_of,
+    "memory_of": memory_of,
+    "running_text": running_text,
+    "cannot_stop": why_not_stopped,
+    "states": STATE_TITLES,
+}

@@ -1,6 +1,8 @@
--- Finds the jobs of one id, and returns no others: to return all would cost far more.
+-- Finds the jobs of one id, or of a part of an id or of a task's name, and returns no others: to return all
+-- would cost far more.
 -- KEYS: the hash, or the list or sorted set, of each
--- ARGV: the id as JSON writes it, the digest (empty: no job is sought by it), jobs to return at most,
+-- ARGV: the id as JSON writes it, or the part in lower case, the digest (empty: no job is sought by it), 1
+--       to search for a part (0: for an id), jobs to return at most,
 --       bytes of jobs that are enough for one script, jobs of a list to examine at most, jobs of one read
 --       of a list, then for each key the field of a hash: a claim id, or the id of a dead job; empty: the
 --       key is a list, whose next jobs are examined, or a sorted set
@@ -8,11 +10,28 @@
 --       key, from 1, and its payload. A job with the id in another part of its message is not found: its
 --       parent's id, say
 -- Crash: nothing was changed.
-local id, digest, wanted, room = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local most, page, OF_ALL = tonumber(ARGV[5]), tonumber(ARGV[6]), 6
+local id, digest, is_part = ARGV[1], ARGV[2], ARGV[3] == '1'
+local wanted, room = tonumber(ARGV[4]), tonumber(ARGV[5])
+local most, page, OF_ALL = tonumber(ARGV[6]), tonumber(ARGV[7]), 7
 local ID_FIELDS = {id = true, correlation_id = true, task_id = true}
+local NAME_FIELDS = {'"task":', '"id":', '"correlation_id":', '"task_id":'}
+-- Characters of a name that are compared, and fields of one name that are read: a message may have any number.
+local NAME_MAX, FIELDS_MAX = 300, 20
 local found, examined = {}, 0
+local function has_part(payload)
+  for _, field in ipairs(NAME_FIELDS) do
+    local first, last = string.find(payload, field, 1, true)
+    for _ = 1, FIELDS_MAX do
+      if not first then break end
+      local name = string.match(string.sub(payload, last + 1, last + NAME_MAX), '^%s?"([^"]*)')
+      if name and string.find(string.lower(name), id, 1, true) then return true end
+      first, last = string.find(payload, field, last, true)
+    end
+  end
+  return false
+end
 local function is_meant(payload)
+  if is_part then return has_part(payload) end
   local first, last = string.find(payload, id, 1, true)
   while first do
     local name = string.match(string.sub(payload, math.max(1, first - 24), first - 1), '"([%a_]+)":%s?$')

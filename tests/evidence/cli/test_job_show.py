@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -125,14 +126,17 @@ def test_its_history_says_what_is_recorded_and_what_is_not(cli, bench):
     first, death, claimed, started = found["events"]
     assert (first["event"], first["owner"]) == ("claimed for the first time", "")
     assert first["at"] < death["at"]
-    assert death["event"] == "run lost, strike (exact)"
+    assert death["event"] == "worker w1@a died, strike (exact)"
     assert (death["owner"], death["host"]) == (lost.owner, lost.process.host)
     assert death["reason"]
     assert (claimed["event"], claimed["owner"]) == ("claimed", owner.owner)
     assert (started["event"], started["at"]) == ("started", None), "it has just begun"
     assert (found["strikes"], found["recoveries"], found["retries"]) == (1, 1, 2)
     assert found["expires"] == "2030-01-01T00:00:00+00:00"
-    assert {log["owner"] for log in found["logs"]} == {lost.owner, owner.owner}
+    before, now = found["logs"]
+    assert (before["owner"], before["node"]) == (lost.owner, "w1@a")
+    assert (before["from"], before["to"]) == (first["at"], death["at"])
+    assert (now["owner"], now["from"], now["to"]) == (owner.owner, claimed["at"], None)
     assert found["grep"] == "grep -F -- x LOG"
 
     at = bench.database.server_time() // 1000 - 90
@@ -140,8 +144,9 @@ def test_its_history_says_what_is_recorded_and_what_is_not(cli, bench):
     bench.client.hset(bench.keys.owner_record(owner.owner), "started_jobs", known)
     text = cli("jobs", "show", "x").out
     assert "running, for 9" in text
-    assert "run lost, strike (exact)" in text
+    assert "worker w1@a died, strike (exact)" in text
     assert "not recorded" in text, "the time of a claim without a clock in its number"
+    assert re.search(r"from \d{4}-\S+ \S+ UTC to \d{4}-\S+ \S+ UTC: the log of w1@a", text)
     assert "the log of w2@b" in text
 
     [dead] = bench.killed(raw, reason="it exits")

@@ -62,8 +62,9 @@ def test_jobs_in_flight_by_state(bench, browse):
     assert "w1@host" in page
     assert Tags(page).count["tr"] == 3
     assert Tags(page).count["script"] == 1
-    for state in ("parked", "probation", "struck", EVIL):
-        assert "No job is" in browser.get("/jobs", params={"state": state}).text
+    words = {"parked": "is scheduled", "probation": "is on probation", "struck": "has strikes"}
+    for state, empty in {**words, EVIL: "is running"}.items():
+        assert f"No job {empty}." in browser.get("/jobs", params={"state": state}).text
 
 
 def run_since(bench, owner, job, seconds: int) -> None:

@@ -44,13 +44,50 @@ def test_a_list_leads_to_each_worker_and_from_there_to_its_jobs(bench, browse):
     assert "20 min" in page
     assert "elsewhere" not in page
     assert re.findall(r'queues\?name=(\w+)">', page.partition("<dt>Queues")[2]) == ["mail", "slow"]
-    assert "2 running, 0 reserved" in page
+    assert "2 of 4 slots running, 0 reserved" in page
 
 
 def test_a_worker_that_is_not_there_is_404(bench, browse):
     for owner in ("nobody", "a|1|x", "..%2fdead", "%00", quote(EVIL, safe="")):
         assert browse().get(f"/workers/{owner}").status_code == 404
     assert "is not registered" in browse().get("/workers/nobody").text
+
+
+def test_a_full_pool_is_marked_wherever_workers_are_listed(bench, browse, cli):
+    full = bench.owner(node="w1@host", lists=["mail"], pool_name="prefork", slots=2)
+    bench.owner(elsewhere("b"), node="w2@host", lists=["mail"], pool_name="prefork", slots=2)
+    for job in bench.give(full, "mail", [payload("a"), payload("b")]):
+        bench.run_one(job)
+    browser = browse()
+    for view in ("/", "/workers", "/queues?name=mail"):
+        page = browser.get(view).text
+        assert page.count("of 2<small>full</small></td>") == 1, view
+        assert len(re.findall(r"(?:\d|</a>) of 2<", page)) == 2, view
+    path = f"/workers/{quote(full.owner, safe='')}"
+    assert "2 of 2 slots running (full), 0 reserved" in browser.get(path).text
+    for command in (("workers",), ("queue", "show", "mail"), ("status",)):
+        assert "2 of 2, full" in cli(*command).out, command
+    rows = cli("workers", "--json").json()["workers"]
+    assert {(row["running"], row["slots"]) for row in rows} == {(2, 2), (0, 2)}
+
+
+def test_the_page_of_a_dead_worker_says_how_it_ended_and_where_its_jobs_are(bench, browse):
+    raws = [payload("runs"), payload("reserved")]
+    lost = bench.dead_owner(raws, running=raws[:1], node="celery@web-9")
+    bench.reaper().reap()
+    bench.owner(node="w2@b", lists=["mail"])
+    browser, path = browse(), f"workers/{quote(lost.owner, safe='')}"
+    assert f'{path}"' in browser.get("/").text, "the list of deaths leads to it"
+    answer = browser.get(f"/{path}")
+    assert answer.status_code == 200
+    assert "Dead, and not registered any more" in answer.text
+    assert "(its process is gone): 2 jobs recovered." in answer.text
+    assert "2 of 2 are still in Redis" in answer.text
+    assert 'jobs/runs"' in answer.text
+    unknown = browser.get("/workers/nobody")
+    assert unknown.status_code == 404
+    assert "not registered any more" in unknown.text
+    assert 'jobs?state=struck"' in unknown.text
 
 
 def test_nothing_that_a_record_says_is_markup(bench, browse):

@@ -46,6 +46,27 @@ def test_the_worst_comes_first_and_with_what_to_do(seen):
     )
 
 
+def test_a_setting_does_not_stand_above_what_has_just_happened(seen):
+    seen["server"].update(append_only=False)
+    assert verdict(findings(seen), seen).startswith("Warning: the server keeps jobs in memory")
+    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
+    seen["deaths"] = [{**death, "node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"}]
+    found = findings(seen)
+    assert [one.code for one in found] == ["worker-died", "no-persistence"]
+    assert verdict(found, seen).startswith("Note: worker b@vm died 90 s ago")
+    assert verdict(found, seen).endswith("(1 more below)")
+    seen["dead_set"]["unannounced"] = 2
+    codes = [one.code for one in findings(seen)]
+    assert codes == ["unannounced", "worker-died", "no-persistence"]
+
+
+def test_a_queue_that_does_not_move_names_its_full_pools(seen):
+    seen["queues"][0]["oldest"] = seen["queues"][1]["oldest"] = 900.0
+    assert "busy" not in only(seen).text
+    seen["owners"][0]["running"] = 4
+    assert only(seen).text.endswith("none has been claimed for 15 min; all their 4 slots are busy")
+
+
 @pytest.mark.parametrize("state", ["stopping", "silent", "hung"])
 def test_a_worker_that_starts_no_job_is_no_consumer(seen, state):
     row = {"verdict": "alive", "unconsumed": []}

@@ -1,0 +1,107 @@
+"""`celery superfetch jobs find`: the jobs of all states by a part of a name, and its cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_superfetch.model.job import digest
+from celery_superfetch.store import job_search
+from support.workers.bench import elsewhere, payload
+
+UUID = "330d32dc-00c0-4cd5-8a0e-6e3c3a2fb6a4"
+
+
+def find(cli: Any, text: str, code: int = 0) -> dict[str, Any]:
+    document: dict[str, Any] = cli("jobs", "find", text, "--json", code=code).json()
+    return document
+
+
+def states_by_id(cli: Any, text: str) -> dict[str, str]:
+    return {job["id"]: job["state"] for job in find(cli, text)["jobs"]}
+
+
+def test_one_search_finds_the_jobs_of_every_state(cli, bench, db):
+    owner = bench.owner(lists=["mail"], node="w1@host")
+    reserved, runs, later = (
+        payload(name, task="shop.Pack") for name in ("reserved", "runs", "later")
+    )
+    _, job, parked = bench.give(owner, "mail", [reserved, runs, later])
+    bench.run_one(job)
+    bench.run(bench.parked.park({parked: bench.database.server_time() + 3_600_000}))
+    bench.push("mail", payload("waits", task="shop.Pack"), payload("other"))
+    db.suspect(payload("suspect", task="shop.Pack"), "mail")
+    bench.killed(payload("dead", task="shop.Pack"), payload("dead other"))
+    assert states_by_id(cli, "shop.pack") == {
+        "reserved": "reserved",
+        "runs": "running",
+        "later": "parked",
+        "waits": "waiting",
+        "suspect": "probation",
+        "dead": "dead",
+    }
+    assert states_by_id(cli, "*pack*").keys() == states_by_id(cli, "PACK").keys()
+    assert states_by_id(cli, "wai") == {"waits": "waiting"}, "a part of an id"
+    out = cli("jobs", "find", "pack").out
+    assert "6 jobs found: 1 running, 1 reserved, 1 on probation, 1 scheduled, 1 waiting" in out
+    assert "shop.Pack" in out
+    assert "Searched: 2 in flight" in out
+    assert "No job was found" in cli("jobs", "find", "nothing of this name", code=1).out
+
+
+def test_a_whole_id_finds_what_the_page_of_a_job_finds(cli, bench):
+    raw = payload(UUID)
+    bench.owner(lists=["mail"])
+    bench.push("mail", raw)
+    assert states_by_id(cli, UUID) == states_by_id(cli, digest(raw)) == {UUID: "waiting"}
+    bench.push("mail", payload("child", parent_id=UUID, argsrepr=f'("id": "{UUID}")'))
+    assert states_by_id(cli, UUID) == {UUID: "waiting"}
+
+
+def test_neither_arguments_nor_other_headers_are_searched(cli, bench):
+    odd = {"argsrepr": '{"task": "secret-word"}', "root_id": "secret-word", "group": "secret-word"}
+    bench.owner(lists=["mail"])
+    bench.push("mail", payload("x", kwargsrepr='{"id": "secret-word"}', **odd))
+    assert find(cli, "secret-word", code=1)["jobs"] == []
+    assert states_by_id(cli, "x") == {"x": "waiting"}, "the control"
+
+
+def test_a_search_for_a_part_is_bounded_and_says_so(cli, bench, monkeypatch):
+    monkeypatch.setattr(job_search, "LIST_SEARCHED", 40)
+    bench.owner(lists=["mail"])
+    bench.push("mail", *(payload(f"w{n}", task="shop.pack") for n in range(60)), payload("last"))
+    found = find(cli, "pack")
+    assert len(found["jobs"]) == job_search.FOUND_MOST
+    assert found["more"]
+    assert "More may match" in cli("jobs", "find", "pack").out
+    told = cli("jobs", "find", "last", code=1).out
+    assert "40 of 61 waiting" in told
+
+
+def test_a_search_reads_some_scripts_and_sends_no_job_that_does_not_match(cli, bench):
+    for number in range(10):
+        owner = bench.owner(elsewhere(f"web-{number}"), lists=["mail"])
+        bench.give(owner, "mail", [payload(f"{number}-{n}", pad="x" * 500) for n in range(200)])
+    bench.client.config_resetstat()
+    assert states_by_id(cli, "9-199") == {"9-199": "reserved"}
+    assert bench.client.info()["total_net_output_bytes"] < 400_000, "2,000 messages have 1.6 MB"
+
+
+def test_a_message_with_any_number_of_names_costs_no_more_than_its_length(cli, bench):
+    message = json.loads(payload("x"))
+    message["headers"]["many"] = [{"task": "a" * 20, "id": "b"} for _ in range(20_000)]
+    bench.owner(lists=["mail"])
+    bench.push("mail", *[json.dumps(message).encode()] * 5)
+    bench.client.config_resetstat()
+    find(cli, "none", code=1)
+    took = bench.client.info("commandstats")["cmdstat_evalsha"]["usec"]
+    assert took < 500_000, "4.5 MB of messages"
+
+
+@pytest.mark.parametrize("text", ["", "*", "%", '"', "\\", "[a", "\ud800", "x" * 5000, "-" * 3])
+def test_a_text_of_any_kind_is_searched_for_without_an_error(cli, bench, text):
+    bench.push("mail", payload("a"))
+    args = ("--", text) if text.startswith("-") else (text,)
+    assert cli("jobs", "find", "--json", *args, code=1).json()["jobs"] == []
