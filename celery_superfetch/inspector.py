@@ -45,6 +45,7 @@ from .store.in_flight_jobs import (
 )
 from .store.job_search import FOUND_MOST, JobSearch, Sought
 from .store.keyspace import Keyspace
+from .store.memory_use import MemoryUse
 from .store.minutes import (
     COUNTED,
     ONE_MINUTE,
@@ -118,7 +119,7 @@ class Inspector:
         self.stats, self.dead_set = Stats(database), DeadSetStore(database)
         self.runs, self.minutes = Runs(database), Minutes(database)
         self.strikes = StrikeCounters(database)
-        self.search = JobSearch(database)
+        self.search, self.memory = JobSearch(database), MemoryUse(database)
         self.audit, self.bulk_ids = AuditList(database), BulkIds(database)
         self.unacked = Unacked(database, *unacked)
 

@@ -81,9 +81,8 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         else:
             full = "it evicts keys" if used >= most else "at 100% it evicts keys"
         text = f"the server uses {used / most:.0%} of its maxmemory; {full}"
-        yield Finding(
-            level, "memory", text, "raise maxmemory, or find the queue or result that grows"
-        )
+        fix = "raise maxmemory, or remove what fills it: `superfetch server` lists its parts"
+        yield Finding(level, "memory", text, fix)
     if server["append_only"] is False and server["saves"] == "":
         text = (
             "the server keeps jobs in memory only (no AOF, no RDB saves): a restart loses all jobs"

@@ -50,6 +50,7 @@ OPTIONAL = {
     "zcount K 0 0": "`status`, `check` and the metrics are refused",
     "persist K": "`dead retry` is refused, and deletes the failure that the caller was told",
     "zmscore K 0": "`migrate` is refused",
+    "memory|usage K": "`server` does not say what fills the memory",
     "object|idletime K": "`doctor` does not say how old jobs on unknown queues are",
 }
 

@@ -14,10 +14,14 @@ from ..inspector import Inspector
 from ..model.dead_job import utc
 from ..model.humanize import number, span
 from .findings_of_server import of_server
+from .memory import memory_of
 from .permissions import Refused, findings_of_permissions, refused
 from .server_state import server_state
 
 MIB_BYTES = 1024 * 1024
+
+#: Share of the used memory from which on a part is shown with a hint.
+LARGE_SHARE = 0.1
 
 
 class Figure(NamedTuple):
@@ -35,12 +39,14 @@ def server_of(inspector: Inspector, denied: Refused | None = None) -> dict[str, 
         denied: the commands that it refuses (``refused_of``); None: they are not known.
     """
     state, now = server_state(inspector), inspector.database.server_time() / 1000
+    fields, _ = inspector.server()
     last = state["last_save"]
     state["last_save_age_s"] = None if last is None else max(0, int(now) - last)
     found = [*of_server(state), *(findings_of_permissions(denied) if denied else ())]
     return {
         "server_time": utc(now),
         "server": state,
+        "memory": memory_of(inspector, fields),
         "findings": [finding.as_dict() for finding in found],
         "commands": denied
         and {
@@ -75,6 +81,27 @@ def figures(document: Mapping[str, Any]) -> list[Figure]:
         Figure("replicas", "Replicas", _replica_text(server)),
         Figure("commands", "Refused commands", _commands(document["commands"])),
     ]
+
+
+def size_of(part: Mapping[str, Any]) -> str:
+    """Return the size of a part of the memory, and its share of all that is used, as text."""
+    if part["bytes"] is None:
+        return "unknown"
+    share = "" if part["share"] is None else f", {part['share']:.0%}"
+    return f"{_mib(part['bytes'])}{share}"
+
+
+def is_large(part: Mapping[str, Any]) -> bool:
+    """Return whether a part of the memory is so large that its hint matters."""
+    return part["share"] is not None and part["share"] >= LARGE_SHARE
+
+
+def largest_of(part: Mapping[str, Any]) -> str:
+    """Return the largest key of a part of the memory, and what was not measured, as text."""
+    texts = [f"{part['largest']}: {_mib(part['largest_bytes'])}"] if part["largest"] else []
+    if 0 < part["measured_keys"] < part["keys"]:
+        texts.append(f"{part['measured_keys']} of {part['keys']} keys measured")
+    return "; ".join(texts)
 
 
 def _or_unknown(value: object) -> str:

@@ -9,8 +9,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from ...cli.session import Session, in_session
-from ...cli.tables import STYLES, Tables
-from ..server import figures, refused_of, server_of
+from ...cli.tables import BOLD, STYLES, Tables
+from ..server import figures, is_large, largest_of, refused_of, server_of, size_of
 
 
 @click.command(name="server", cls=CeleryCommand)
@@ -33,3 +33,16 @@ def print_server(tables: Tables, document: Mapping[str, Any]) -> None:
         tables.line()
     rows = [{"figure": figure.title, "value": figure.text} for figure in figures(document)]
     tables.table(("Figure", "Value"), rows)
+    memory = document["memory"]
+    tables.line()
+    if memory["unknown"]:
+        tables.line(f"What fills the memory is unknown: {memory['unknown']}.")
+        return
+    tables.line("What fills the memory, about, the largest part first:", BOLD)
+    parts = [
+        {"part": part["title"], "memory": size_of(part), "largest": largest_of(part) or None}
+        for part in memory["parts"]
+    ]
+    tables.table(("Part", "Memory", "Largest"), parts, ("Largest",))
+    for part in [part for part in memory["parts"] if part["bytes"] is None or is_large(part)]:
+        tables.line(f"{part['title']}: {part['hint']}.")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..finding import LEVELS
 from ..links import FIGURE_BY_CODE
-from ..server import figures
+from ..server import figures, is_large, largest_of, size_of
 
 
 def words_of_server(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -24,4 +24,5 @@ def words_of_server(document: Mapping[str, Any]) -> dict[str, Any]:
         }
         for figure in figures(document)
     ]
-    return {"found": document, "rows": rows, "worst": findings[0] if findings else None}
+    words = {"found": document, "rows": rows, "worst": findings[0] if findings else None}
+    return {**words, "size_of": size_of, "largest_of": largest_of, "is_large": is_large}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from celery_superfetch.console.links import FIGURE_BY_CODE
 from celery_superfetch.console.permissions import REQUIRED
 from celery_superfetch.console.server import figures
 from support.servers.server import Server
+from support.workers.bench import Bench, payload
 from support.workers.cli import Result
 
 Cli = Callable[..., Result]
@@ -69,6 +71,53 @@ def test_each_fault_has_its_finding_and_its_figure(shown, cli, fresh_server):
     finally:
         for other in others:
             other.close()
+
+
+def test_what_fills_the_memory_is_named_with_a_hint(shown, cli, fresh_server):
+    server = fresh_server(maxmemory="40mb")
+    bench = Bench(server.client())
+    bench.owner(lists=["mail", "slow"])
+    bench.push("slow", payload("one", "slow"))
+    bench.push("mail", *(payload(n, pad="x" * 10_000) for n in range(500)))
+    bench.killed(payload("dead", pad="x" * 200_000))
+    for number in range(300):
+        bench.client.set(f"celery-task-meta-{number}", "x" * 30_000, ex=3600)
+    document, _ = shown(server)
+    parts = {part["part"]: part for part in document["memory"]["parts"]}
+    assert [part["part"] for part in document["memory"]["parts"]][:2] == ["other", "waiting"]
+    assert 5e6 < parts["waiting"]["bytes"] < 7e6
+    assert parts["waiting"]["largest"] == "mail"
+    assert 2e5 < parts["dead set"]["bytes"] < 1e6
+    assert 9e6 < parts["other"]["bytes"] < 12e6, "results are known as a sum alone"
+    assert re.search(r"30\d expire", parts["other"]["hint"]), "with some of this package"
+    assert "start workers with -Q mail" in parts["waiting"]["hint"]
+    out = cli("server", url=server.url()).out
+    assert "Waiting jobs" in out
+    assert "mail: " in out
+    assert "shorten result_expires" in out
+
+
+def test_the_parts_of_the_memory_are_measured_in_bounded_time(shown, fresh_server):
+    server = fresh_server()
+    bench = Bench(server.client())
+    bench.owner(lists=[f"q{number}" for number in range(1000)])
+    bench.push("q7", *(payload(n, pad="x" * 500) for n in range(5_000)))
+    bench.client.config_resetstat()
+    document, _ = shown(server)
+    parts = {part["part"]: part for part in document["memory"]["parts"]}
+    assert (parts["waiting"]["measured_keys"], parts["waiting"]["largest"]) == (200, "q7")
+    stats = bench.client.info("commandstats")["cmdstat_memory|usage"]
+    assert stats["calls"] <= 4 * 200
+    assert stats["usec"] < 100_000
+
+
+def test_a_server_that_refuses_the_sizes_says_so(shown, cli, fresh_server):
+    server = fresh_server()
+    url = url_without(server, "-memory|usage")
+    document, _ = shown(server, url)
+    assert document["memory"]["parts"] == []
+    assert "memory|usage" in document["commands"]["optional"]
+    assert "What fills the memory is unknown" in cli("server", url=url).out
 
 
 def test_a_replica_and_its_lag(shown, fresh_server):

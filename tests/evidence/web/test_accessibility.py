@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.troubled import make_troubled
+from support.troubled import ASKING, make_troubled
 from support.visitors import serving
+from support.waiting import eventually
 
 WIDTHS = (1400, 390)
 
@@ -64,6 +65,12 @@ def test_no_view_has_a_fault(browser, axe, make_app, bench, db, scheme):
             for name, address in {**addresses, "login": closed}.items():
                 browser.get(address)
                 found[f"{name} at {width}"] = faults(browser, axe)
+            for path, asked in ASKING.items():
+                for do in asked:
+                    browser.get(f"{url}{path}")
+                    browser.find_element("css selector", f"button[value='{do}']").click()
+                    eventually(lambda: browser.find_elements("css selector", ".ask h1"), message=do)
+                    found[f"question of {path} {do} at {width}"] = faults(browser, axe)
             browser.get(f"{url}queues?name=slow")
             browser.find_element("css selector", "button[value=resume]").click()
             found[f"question at {width}"] = faults(browser, axe)
@@ -74,6 +81,8 @@ def test_no_view_has_a_fault(browser, axe, make_app, bench, db, scheme):
                 "return matchMedia('(prefers-color-scheme: dark)').matches"
             ) == (scheme == "dark")
     assert {name: some for name, some in found.items() if some} == {}
+    of_many = [name for name in found if "all at" in name or "of many" in name]
+    assert len(of_many) == len(WIDTHS) * (5 + 3)
 
 
 def test_the_control_a_fault_is_found(browser, axe, make_app, bench):
