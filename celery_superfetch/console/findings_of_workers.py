@@ -35,7 +35,7 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     for owner in overview["owners"]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
-        view = View("worker", owner["owner"])
+        view = View("worker", owner["owner"], short_name=owner["node"])
         if owner["state"] == HUNG:
             text = (
                 f"worker {name} is hung: its event loop has stopped, and other workers recover "
@@ -106,7 +106,7 @@ def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
         if owner["running"]
         else f"check its log, and what pid {owner['pid']} waits for (py-spy dump)"
     )
-    view = View("worker", owner["owner"])
+    view = View("worker", owner["owner"], short_name=owner["node"])
     if waits < STOPPING_LONG_S:
         return Finding("note", "stopping-owner", text, about=view)
     return Finding("warning", "stopping-owner", text, fix, view)
@@ -181,7 +181,9 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"still runs there (pid {row['pid']}, in its container if it is in one), restart "
                 "the worker"
             )
-        yield Finding("note", "worker-died", text, fix, View("worker", row["owner"]))
+        yield Finding(
+            "note", "worker-died", text, fix, View("worker", row["owner"], short_name=row["node"])
+        )
 
 
 def fate_of(death: Mapping[str, Any]) -> str:

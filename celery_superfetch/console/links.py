@@ -58,6 +58,8 @@ class View(NamedTuple):
     kind: Kind
     name: str = ""
     conditions: Mapping[str, str] = {}
+    #: The name in the command, where it is another one: of a worker its node name.
+    short_name: str = ""
 
     @property
     def label(self) -> str:
@@ -89,7 +91,7 @@ class View(NamedTuple):
     @property
     def command(self) -> str:
         """The command that shows the same, without the words before it; empty: `status` itself."""
-        name = shlex.quote(self.name)
+        name = shlex.quote(self.short_name or self.name)
         options = "".join(
             f" --{option} {shlex.quote(value)}" for option, value in self.conditions.items()
         )

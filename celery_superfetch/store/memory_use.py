@@ -33,7 +33,7 @@ class MemoryUse(Structure):
     def by_kind(
         self, queue_lists: Sequence[str], owners: Sequence[str]
     ) -> dict[str, KindUse] | None:
-        """Return kind (waiting, in flight, scheduled, probation, dead set, statistics) -> its memory; None if the server refuses MEMORY USAGE.
+        """Return kind -> its memory; None if the server refuses MEMORY USAGE.
 
         Arguments:
             queue_lists: all that may have jobs, the fullest first.
