@@ -16,7 +16,7 @@ from ..model.humanize import command, number
 from .overview import queue_lists_of
 
 #: Kind of keys -> its title.
-TITLES = {
+PART_TITLES = {
     "waiting": "Waiting jobs",
     "in flight": "Jobs in flight",
     "scheduled": "Scheduled jobs",
@@ -57,7 +57,7 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
     parts += _others(inspector, fields, sum(use.bytes for use in kinds.values()))
     used = fields.get("used_memory")
     for row in parts:
-        row["title"] = TITLES[row["part"]]
+        row["title"] = PART_TITLES[row["part"]]
         row["share"] = row["bytes"] / used if used and row["bytes"] is not None else None
     return {"parts": sorted(parts, key=lambda row: -(row["bytes"] or 0)), "unknown": None}
 

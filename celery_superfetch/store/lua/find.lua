@@ -54,7 +54,11 @@ local function examine_all(at, key)
     elseif kind == 'zset' then
       items = redis.call('ZRANGE', key, first, first + page - 1)
     end
-    for _, item in ipairs(items) do
+    -- The next job to be claimed is the last one of a list.
+    local from, to, step = 1, #items, 1
+    if kind == 'list' then from, to, step = #items, 1, -1 end
+    for n = from, to, step do
+      local item = items[n]
       -- A parked job follows a line with its id.
       examine(at, kind == 'zset' and string.sub(item, (string.find(item, '\n') or 0) + 1) or item)
     end
