@@ -62,6 +62,10 @@ EXPECTED = {
 }
 
 
+#: What ends a harm that lasts; it returns facts for the history.
+End = Callable[[], dict[str, Any]]
+
+
 class Harms:
     """Does one after the other to a fleet. What lasts goes on while others come."""
 
@@ -109,9 +113,10 @@ class Harms:
     def next(self) -> None:
         """Do one harm, of the next kind that finds something to befall. Each kind comes once before
         the first comes again, so that a short storm has them all."""
-        for _ in self._kinds:
-            self._deck = self._deck or self.dice.sample(list(self._kinds), len(self._kinds))
-            if self._kinds[self._deck.pop()]():
+        self._deck = self._deck or self.dice.sample(list(self._kinds), len(self._kinds))
+        for kind in reversed(self._deck):
+            if self._kinds[kind]():
+                self._deck.remove(kind)  # the others stay: they found nothing this time
                 self.count += 1
                 return
 
@@ -174,36 +179,43 @@ class Harms:
         self.write(kind, [worker.name], began)
         return True
 
-    def _term(self) -> bool:
+    def _held(self, kind: str, seconds: float, hit: Callable[[Worker], End | None]) -> bool:
+        """Do what lasts to a worker. ``hit`` returns what ends it, or None if nothing came of it;
+        the end returns facts for the history."""
         place = self._drawn()
         if not place:
             return False
         worker, began = self.fleet.workers[place], time.time()
-        worker.term()
-
-        def kill() -> None:
-            worker.kill9_all()
-            _wait_gone(worker)
-            self.write("TERM, then KILL", [worker.name], began)
-            self.fleet.due.pop(place, None)
-
-        self._last(place, self.dice.uniform(*GRACE), kill)
+        end = hit(worker)
+        if end is None:
+            return False
+        self._last(place, seconds, lambda: self.write(kind, [worker.name], began, **end()))
         return True
+
+    def _term(self) -> bool:
+        def hit(worker: Worker) -> End:
+            worker.term()
+
+            def kill() -> dict[str, Any]:
+                worker.kill9_all()
+                _wait_gone(worker)
+                return {}
+
+            return kill
+
+        return self._held("TERM, then KILL", self.dice.uniform(*GRACE), hit)
 
     def _freeze(self, kind: str, seconds: float) -> bool:
-        place = self._drawn()
-        if not place:
-            return False
-        worker, began = self.fleet.workers[place], time.time()
-        worker.freeze()
+        def hit(worker: Worker) -> End:
+            worker.freeze()
 
-        def thaw() -> None:
-            worker.thaw()
-            self.write(kind, [worker.name], began)
-            self.fleet.due.pop(place, None)
+            def thaw() -> dict[str, Any]:
+                worker.thaw()
+                return {}
 
-        self._last(place, seconds, thaw)
-        return True
+            return thaw
+
+        return self._held(kind, seconds, hit)
 
     def after(self, seconds: tuple[float, float], act: Callable[[], Any]) -> None:
         self._lasting.append((time.monotonic() + self.dice.uniform(*seconds), act))
@@ -211,7 +223,14 @@ class Harms:
     def _last(self, place: str, seconds: float, end: Callable[[], Any]) -> None:
         due = time.monotonic() + seconds
         self.fleet.due[place] = due
-        self._lasting.append((due, end))
+
+        def end_and_give_back() -> None:
+            end()
+            # The worker may have died meanwhile: what befalls its successor is another's.
+            if self.fleet.due.get(place) == due:
+                del self.fleet.due[place]
+
+        self._lasting.append((due, end_and_give_back))
 
     def _kill_loading(self, times: int, until: float | None = None) -> bool:
         """Kill the worker whose pool loads slowly when it has jobs and before one can begin; and
@@ -230,7 +249,6 @@ class Harms:
             worker.kill9_all()
             _wait_gone(worker)
             self.write("kill -9 while processes load", [worker.name], began)
-            self.fleet.due.pop(place, None)
             if times > 1:
                 self.after((0, 0), partial(self._kill_loading, times - 1))
 
@@ -268,22 +286,20 @@ class Harms:
 
     def _throttle(self) -> bool:
         """Give a worker five percent of one CPU."""
-        place = self._drawn()
-        if not place:
-            return False
-        worker, began = self.fleet.workers[place], time.time()
-        try:
-            quota = Quota([psutil.Process(worker.pid), *worker.children()])
-        except psutil.NoSuchProcess:
-            return False
 
-        def end() -> None:
-            quota.end()
-            self.write("little CPU", [worker.name], began, means=quota.means)
-            self.fleet.due.pop(place, None)
+        def hit(worker: Worker) -> End | None:
+            try:
+                quota = Quota([psutil.Process(worker.pid), *worker.children()])
+            except psutil.NoSuchProcess:
+                return None
 
-        self._last(place, self.dice.uniform(*THROTTLED), end)
-        return True
+            def end() -> dict[str, Any]:
+                quota.end()
+                return {"means": quota.means}
+
+            return end
+
+        return self._held("little CPU", self.dice.uniform(*THROTTLED), hit)
 
     def _close_idle(self) -> bool:
         """Let the server close idle connections for a while, as a firewall or a `timeout` does."""
