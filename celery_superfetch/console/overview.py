@@ -304,8 +304,8 @@ def running_text(row: Mapping[str, Any]) -> str:
 
 
 def is_full(row: Mapping[str, Any]) -> bool:
-    """Return whether each slot of a worker's pool runs a job."""
-    return bool(row["slots"]) and row["running"] >= row["slots"]
+    """Return whether each slot of a worker's pool runs a job, and the worker would start others."""
+    return row["state"] == "running" and 0 < row["slots"] <= row["running"]
 
 
 def by_need(owners: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -67,6 +67,10 @@ def test_a_full_pool_is_marked_wherever_workers_are_listed(bench, browse, cli):
     assert "2 of 2 slots running (full), 0 reserved" in browser.get(path).text
     for command in (("workers",), ("queue", "show", "mail"), ("status",)):
         assert "2 of 2, full" in cli(*command).out, command
+    bench.client.hset(bench.keys.owner_record(full.owner), "state", "stopping")
+    out = cli("workers").out
+    assert "2 of 2" in out
+    assert "full" not in out, "it would start no job anyway"
     rows = cli("workers", "--json").json()["workers"]
     assert {(row["running"], row["slots"]) for row in rows} == {(2, 2), (0, 2)}
 
