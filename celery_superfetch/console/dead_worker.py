@@ -107,15 +107,16 @@ def _jobs(inspector: Inspector) -> Iterator[SeenJob]:
 
 
 def _dead(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
-    """Yield the newest dead jobs whose last run was on an owner."""
+    """Yield those of the newest dead jobs that an owner had, at their death or before."""
     for job in inspector.dead_set.page(0, DEAD_READ):
-        if job.owner == owner:
+        entry = next((e for e in job.history if e.get("owner") == owner), None)
+        if job.owner == owner or entry:
             yield {
                 "id": job.task_id or job.id,
                 "digest": job.id,
                 "task": job.task,
                 "state": DEAD,
                 "queue": job.queue_list.partition(inspector.separator)[0],
-                "strike": None,
+                "strike": str((entry or {}).get("strike") or "") or None,
                 "dead_id": job.id,
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..model.humanize import ago, number, passed, span
@@ -18,6 +18,9 @@ MAY_RUN = {reason.value for reason in (Reason.HUNG, Reason.DISCONNECTED, Reason.
 
 #: Passes that may be missing before that is a finding: one may last, one is another worker's.
 LATE_PASSES = 6
+
+#: Deaths of one worker within the hour from which on they are reported although it is back.
+DEATHS_MANY = 3
 
 #: Seconds from which on a worker that is stopping is a warning: most deploys wait no longer.
 STOPPING_LONG_S = 300.0
@@ -156,6 +159,7 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
     now = overview["server_time"]
     alive_nodes = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
     away = [row for row in overview["deaths"] if (row["node"] or None) not in alive_nodes]
+    yield from _of_returned(overview["deaths"], alive_nodes, now)
     lately = [row for row in away if passed(row["at"], now) <= LATELY_S]
     for row in lately[:1]:
         name, reason = row["node"] or row["owner"], row["reason"]
@@ -184,6 +188,34 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "note", "worker-died", text, fix, View("worker", row["owner"], short_name=row["node"])
         )
+
+
+def _of_returned(
+    deaths: Iterable[Mapping[str, Any]], nodes: Collection[str], now: str
+) -> Iterator[Finding]:
+    """Yield a finding for each worker that died again and again within the hour, and is back: a
+    supervisor starts it, and a job may kill it."""
+    rows_by_node = dict[str, list[Mapping[str, Any]]]()
+    for row in deaths:
+        is_death = row["reason"] != Reason.SUPERSEDED.value
+        if row["node"] in nodes and is_death and passed(row["at"], now) <= LATELY_S:
+            rows_by_node.setdefault(row["node"], []).append(row)
+    for node, rows in rows_by_node.items():
+        if len(rows) < DEATHS_MANY:
+            continue
+        recovered, killed = (sum(row[name] for row in rows) for name in ("recovered", "killed"))
+        fate = fate_of({"recovered": recovered, "killed": killed})
+        last = rows[0]  # the newest
+        text = (
+            f"worker {node} died {len(rows)} times within the hour and is back, the last time "
+            f"{ago(last['at'], now)} ({last['reason']}); {fate}"
+        )
+        fix = (
+            "a job may kill it: see the jobs with strikes and the dead set, the worker's log, and "
+            "the kernel log of its host for the OOM killer"
+        )
+        view = View("worker", last["owner"])
+        yield Finding("warning", "worker-died", text, fix, view)
 
 
 def fate_of(death: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ JOB_STATES = {
 #: State of a job -> the words of "No job ...".
 NO_JOB_WORDS = {
     **{state: f"is {title}" for state, title in JOB_STATES.items()},
-    "struck": "has strikes",
+    "struck": "in flight, scheduled or on probation has strikes",
 }
 
 #: State -> the action on jobs in it that the page offers.

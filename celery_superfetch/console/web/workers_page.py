@@ -61,7 +61,7 @@ class WorkersPage:
                     "text": STOP_EFFECT,
                     "button": "Stop",
                 }
-                words |= {"do": "stop now", "back": "workers"}
+                words |= {"do": "stop now", "back": "workers", "section": "workers"}
                 return self._frame.render(request, "sure.html", ids=[owner], **words)
             case ["stop now"]:
                 done = self._stop(node, workers, self._frame.author(request))

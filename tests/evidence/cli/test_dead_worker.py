@@ -44,6 +44,18 @@ def test_a_dead_worker_is_shown_with_its_end_and_its_jobs(cli, bench):
     assert dead is None, "the control: none was dead-lettered"
 
 
+def test_a_dead_job_is_named_for_each_worker_that_it_killed(cli, bench):
+    raw = payload("pill")
+    for number in range(2):
+        bench.dead_owner([raw], running=[raw], node=f"w{number}@a")
+        bench.reaper().reap()
+        bench.client.delete("mail", bench.keys.probation("mail"))
+    bench.killed(raw)
+    for number in range(2):
+        [job] = show(cli, f"w{number}@a")["death"]["jobs"]
+        assert (job["id"], job["state"]) == ("pill", "dead")
+
+
 def test_its_dead_jobs_are_named(cli, bench):
     [dead] = bench.killed(payload("pill"))
     bench.stats.record_deaths(

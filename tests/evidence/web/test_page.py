@@ -62,7 +62,11 @@ def test_jobs_in_flight_by_state(bench, browse):
     assert "w1@host" in page
     assert Tags(page).count["tr"] == 3
     assert Tags(page).count["script"] == 1
-    words = {"parked": "is scheduled", "probation": "is on probation", "struck": "has strikes"}
+    words = {
+        "parked": "is scheduled",
+        "probation": "is on probation",
+        "struck": "in flight, scheduled or on probation has strikes",
+    }
     for state, empty in {**words, EVIL: "is running"}.items():
         assert f"No job {empty}." in browser.get("/jobs", params={"state": state}).text
 

@@ -167,6 +167,24 @@ def test_who_died_lately_and_is_not_back(seen):
     assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
 
 
+def test_a_worker_that_dies_again_and_again_is_reported_although_it_is_back(seen):
+    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 1, "killed": 0}
+    death |= {"node": "a@vm", "at": "2026-01-02T02:58:30.000+00:00"}
+    seen["deaths"] = [death, death]
+    assert findings(seen) == []
+    seen["deaths"] = [death, death, {**death, "recovered": 0, "killed": 1}]
+    found = only(seen)
+    assert found[:2] == ("warning", "worker-died")
+    assert found.text == (
+        "worker a@vm died 3 times within the hour and is back, the last time 90 s ago (its process "
+        "is gone); 2 jobs recovered and 1 job moved to the dead set"
+    )
+    seen["deaths"] = [{**death, "at": "2026-01-02T01:58:30.000+00:00"}] * 3
+    assert findings(seen) == [], "that was more than an hour ago"
+    seen["deaths"] = [{**death, "reason": Reason.SUPERSEDED.value}] * 3
+    assert findings(seen) == [], "a restart by HUP is no death"
+
+
 def test_of_more_deaths_than_it_knows_it_names_no_number(seen):
     death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
     death["at"] = "2026-01-02T02:58:30.000+00:00"
