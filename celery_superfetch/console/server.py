@@ -79,7 +79,7 @@ def figures(document: Mapping[str, Any]) -> list[Figure]:
         Figure("snapshot", "Snapshots", _snapshots(server)),
         Figure("connections", "Connections", _connections(server)),
         Figure("replicas", "Replicas", _replica_text(server)),
-        Figure("commands", "Refused commands", _commands(document["commands"])),
+        Figure("commands", "Commands refused by the ACL", _commands(document["commands"])),
     ]
 
 
