@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..model.humanize import ago, number, passed, span
@@ -19,8 +19,9 @@ MAY_RUN = {reason.value for reason in (Reason.HUNG, Reason.DISCONNECTED, Reason.
 #: Passes that may be missing before that is a finding: one may last, one is another worker's.
 LATE_PASSES = 6
 
-#: Deaths of one worker within the hour from which on they are reported although it is back.
-DEATHS_MANY = 3
+#: Deaths within the hour from which on they are a warning; those of workers that were told to stop
+#: do not count. A poison pill causes as many. In a fleet of more than 30 workers, a tenth of them.
+DEATHS_MIN = 3
 
 #: Seconds from which on a worker that is stopping is a warning: most deploys wait no longer.
 STOPPING_LONG_S = 300.0
@@ -156,11 +157,19 @@ def is_beat_late(row: Mapping[str, Any], now: str, reap_interval: float) -> bool
 
 
 def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the latest death of a worker that has no successor of its name; or, if workers die
+    again and again, the latest of these deaths, also while their successors run."""
     now = overview["server_time"]
     alive_nodes = {owner["node"] for owner in overview["owners"] if owner["verdict"] == "alive"}
-    away = [row for row in overview["deaths"] if (row["node"] or None) not in alive_nodes]
-    yield from _of_returned(overview["deaths"], alive_nodes, now)
-    lately = [row for row in away if passed(row["at"], now) <= LATELY_S]
+    lately = [row for row in overview["deaths"] if passed(row["at"], now) <= LATELY_S]
+    # A worker that was superseded was restarted by HUP.
+    restarted = Reason.SUPERSEDED.value
+    unasked = [row for row in lately if row["state"] != STOPPING and row["reason"] != restarted]
+    is_series = len(unasked) >= min(max(DEATHS_MIN, len(alive_nodes) / 10), DEATHS_SHOWN)
+    if is_series:
+        lately = unasked
+    else:
+        lately = [row for row in lately if (row["node"] or None) not in alive_nodes]
     for row in lately[:1]:
         name, reason = row["node"] or row["owner"], row["reason"]
         may_run = reason in MAY_RUN
@@ -170,10 +179,13 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
             # The overview has the latest deaths alone.
             least = "at least " if len(overview["deaths"]) >= DEATHS_SHOWN else ""
             text += f", and {least}{len(lately) - 1} more died within the hour"
-        fix = (
-            "find out why (see its log, and the kernel log of its host for the OOM killer), "
-            "and start it again"
-        )
+        cause = "see its log, and the kernel log of its host for the OOM killer"
+        fix = f"find out why ({cause}), and start it again"
+        if is_series:
+            fix = (
+                f"find out why ({cause}), and whether it was the same job each time "
+                f"(`{overview['command']} jobs --state struck` and `dead list`)"
+            )
         if reason == Reason.HUNG.value:
             fix = (
                 f"its process hangs unless it was ended since: find out on {row['host']} what it "
@@ -185,37 +197,10 @@ def of_deaths(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"still runs there (pid {row['pid']}, in its container if it is in one), restart "
                 "the worker"
             )
-        yield Finding(
-            "note", "worker-died", text, fix, View("worker", row["owner"], short_name=row["node"])
-        )
-
-
-def _of_returned(
-    deaths: Iterable[Mapping[str, Any]], nodes: Collection[str], now: str
-) -> Iterator[Finding]:
-    """Yield a finding for each worker that died again and again within the hour, and is back: a
-    supervisor starts it, and a job may kill it."""
-    rows_by_node = dict[str, list[Mapping[str, Any]]]()
-    for row in deaths:
-        is_death = row["reason"] != Reason.SUPERSEDED.value
-        if row["node"] in nodes and is_death and passed(row["at"], now) <= LATELY_S:
-            rows_by_node.setdefault(row["node"], []).append(row)
-    for node, rows in rows_by_node.items():
-        if len(rows) < DEATHS_MANY:
-            continue
-        recovered, killed = (sum(row[name] for row in rows) for name in ("recovered", "killed"))
-        fate = fate_of({"recovered": recovered, "killed": killed})
-        last = rows[0]  # the newest
-        text = (
-            f"worker {node} died {len(rows)} times within the hour and is back, the last time "
-            f"{ago(last['at'], now)} ({last['reason']}); {fate}"
-        )
-        fix = (
-            "a job may kill it: see the jobs with strikes and the dead set, the worker's log, and "
-            "the kernel log of its host for the OOM killer"
-        )
-        view = View("worker", last["owner"])
-        yield Finding("warning", "worker-died", text, fix, view)
+        level: Level = "warning" if is_series else "note"
+        short_name = "" if row["node"] in alive_nodes else row["node"]  # of its successor
+        view = View("worker", row["owner"], short_name=short_name)
+        yield Finding(level, "worker-died", text, fix, view)
 
 
 def fate_of(death: Mapping[str, Any]) -> str:

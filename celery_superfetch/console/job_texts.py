@@ -109,7 +109,16 @@ def found_of(document: Mapping[str, Any]) -> str:
     states = ", ".join(f"{count} {title}" for title, count in counts.items())
     found = f"{number(len(jobs), 'job')} found: {states}" if jobs else "No job was found"
     cut = " More may match: these are the first of each state." if document["more"] else ""
-    return f"{found}.{cut} Searched: {examined_of(document)}." + ("" if jobs else f" {ENDED}")
+    ended = "" if jobs else f" {ended_of(document)}"
+    return f"{found}.{cut} Searched: {examined_of(document)}.{ended}"
+
+
+def ended_of(document: Mapping[str, Any]) -> str:
+    """Return what it means that no job was found: it has ended, or it was not among the jobs that
+    were searched."""
+    if any(place["examined"] < place["jobs"] for place in document["examined"]):
+        return "It may be one of the jobs that were not searched."
+    return ENDED
 
 
 def examined_of(document: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ def test_a_signal_in_the_midst_of_a_write_waits_for_its_end(
     assert one.wait_exit() == 0, one.tail()
     assert "Traceback" not in one.log(), one.tail()
     assert not db.private_lists()
-    assert (db.waiting() == ["job"]) != ("job" in ledger.finishes())
+    assert db.waiting() == ["job"] or "job" in ledger.finishes()
 
 
 @pytest.mark.parametrize("without", ["", "whole_writes"])

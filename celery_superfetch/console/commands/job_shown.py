@@ -12,9 +12,9 @@ from ...cli.tables import BOLD, Tables
 from ...model.arguments import task_title
 from ...model.humanize import number, span
 from ..job_texts import (
-    ENDED,
     NOT_RECORDED,
     STATE_TITLES,
+    ended_of,
     examined_of,
     found_of,
     logs_of,
@@ -53,7 +53,7 @@ def print_job(tables: Tables, document: dict[str, Any]) -> None:
     found = f"{number(count, 'job')} found" if count else "No job with this id was found"
     tables.line(f"{found}. Searched: {examined_of(document)}.")
     if not count:
-        tables.line(ENDED)
+        tables.line(ended_of(document))
 
 
 FOUND_TITLES = ("State", "Task", "Id", "Queue", "Worker", "Strikes")

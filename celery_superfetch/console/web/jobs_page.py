@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from ...inspector import WAITING
 from ...model.humanize import seconds_in
-from ..job_texts import DEAD, ENDED, STATE_TITLES, examined_of, found_of
+from ..job_texts import DEAD, STATE_TITLES, ended_of, examined_of, found_of
 from ..jobs import BY_CLAIM, BY_RUN, BY_TASK, Which
 from .filters import ACTIONS_BY_STATE, JOB_STATES, NO_JOB_WORDS
 
@@ -108,7 +108,7 @@ def words_of_job(found: Mapping[str, Any]) -> dict[str, Any]:
 
     states = {**JOB_STATES, WAITING: "waiting on its queue", DEAD: "in the dead set"}
     words = {"found": found, "examined": examined_of(found), "states": states}
-    return {**words, "ends": ends, "ended": ENDED}
+    return {**words, "ends": ends, "ended": ended_of(found)}
 
 
 def words_of_search(text: str, found: Mapping[str, Any] | None) -> dict[str, Any]:

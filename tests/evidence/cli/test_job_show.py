@@ -100,6 +100,8 @@ def test_a_search_is_bounded_and_says_so(cli, bench, monkeypatch):
     assert "No job with this id was found" in told
     assert "30 of 60 in flight" in told
     assert "40 of 60 waiting" in told
+    assert "It may be one of the jobs that were not searched." in told
+    assert "has ended" not in told
 
 
 def test_many_jobs_cost_some_scripts_and_are_not_sent(cli, bench):

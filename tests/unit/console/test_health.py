@@ -22,6 +22,17 @@ def seen() -> dict[str, Any]:
     return copy.deepcopy(WELL)
 
 
+DEATH = {
+    "owner": "vm|9|bb",
+    "node": "a@vm",
+    "state": "running",
+    "reason": "its process is gone",
+    "recovered": 7,
+    "killed": 0,
+    "at": "2026-01-02T02:58:30.000+00:00",
+}
+
+
 def only(seen: dict[str, Any]) -> Finding:
     [found] = findings(seen)
     return found
@@ -49,8 +60,7 @@ def test_the_worst_comes_first_and_with_what_to_do(seen):
 def test_a_setting_does_not_stand_above_what_has_just_happened(seen):
     seen["server"].update(append_only=False)
     assert verdict(findings(seen), seen).startswith("Warning: the server keeps jobs in memory")
-    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
-    seen["deaths"] = [{**death, "node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"}]
+    seen["deaths"] = [{**DEATH, "node": "b@vm"}]
     found = findings(seen)
     assert [one.code for one in found] == ["worker-died", "no-persistence"]
     assert verdict(found, seen).startswith("Note: worker b@vm died 90 s ago")
@@ -146,11 +156,41 @@ def test_a_job_that_stops_cut_short_again_and_again_is_named(seen):
     assert found.text.endswith("and 1 more at least 10 times")
 
 
+def test_workers_that_die_again_and_again_are_a_warning_although_they_are_started_again(seen):
+    """The control: two deaths, or those of workers that were told to stop, are none."""
+    seen["deaths"] = [{**DEATH} for _ in range(3)]
+    found = only(seen)
+    assert found[:2] == ("warning", "worker-died")
+    assert found.text == (
+        "worker a@vm died 90 s ago (its process is gone), 7 jobs recovered, and 2 more died "
+        "within the hour"
+    )
+    assert "whether it was the same job each time" in found.fix
+    assert not verdict([found], seen).startswith("All is well")
+    seen["deaths"][2]["state"] = "stopping"
+    assert not findings(seen)
+    seen["deaths"] = [{**DEATH, "reason": Reason.SUPERSEDED.value} for _ in range(3)]
+    assert not findings(seen), "a restart by HUP is no death"
+    seen["deaths"] = [{**DEATH, "at": "2026-01-02T01:58:30.000+00:00"} for _ in range(3)]
+    assert not findings(seen), "that was more than an hour ago"
+    seen["deaths"] = [{**DEATH} for _ in range(3)]
+    del seen["deaths"][2]
+    assert not findings(seen)
+
+
+def test_in_a_large_fleet_a_tenth_of_the_workers_has_to_die(seen):
+    [owner, *_] = seen["owners"]
+    seen["owners"] = [{**owner, "node": f"w{n}@vm", "owner": f"vm|{n}|aa"} for n in range(50)]
+    seen["deaths"] = [{**DEATH, "node": "w1@vm"} for _ in range(4)]
+    assert not findings(seen)
+    seen["deaths"].append({**DEATH, "node": "w2@vm"})
+    assert only(seen).level == "warning"
+
+
 def test_who_died_lately_and_is_not_back(seen):
-    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
     seen["deaths"] = [
-        {**death, "node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"},
-        {**death, "node": "c@vm", "at": "2026-01-02T01:58:30.000+00:00"},
+        {**DEATH, "node": "b@vm"},
+        {**DEATH, "node": "c@vm", "at": "2026-01-02T01:58:30.000+00:00"},
     ]
     found = only(seen)
     assert found[:2] == ("note", "worker-died")
@@ -167,28 +207,8 @@ def test_who_died_lately_and_is_not_back(seen):
     assert only(seen).text.startswith("worker vm|9|bb died"), "the other is back"
 
 
-def test_a_worker_that_dies_again_and_again_is_reported_although_it_is_back(seen):
-    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 1, "killed": 0}
-    death |= {"node": "a@vm", "at": "2026-01-02T02:58:30.000+00:00"}
-    seen["deaths"] = [death, death]
-    assert findings(seen) == []
-    seen["deaths"] = [death, death, {**death, "recovered": 0, "killed": 1}]
-    found = only(seen)
-    assert found[:2] == ("warning", "worker-died")
-    assert found.text == (
-        "worker a@vm died 3 times within the hour and is back, the last time 90 s ago (its process "
-        "is gone); 2 jobs recovered and 1 job moved to the dead set"
-    )
-    seen["deaths"] = [{**death, "at": "2026-01-02T01:58:30.000+00:00"}] * 3
-    assert findings(seen) == [], "that was more than an hour ago"
-    seen["deaths"] = [{**death, "reason": Reason.SUPERSEDED.value}] * 3
-    assert findings(seen) == [], "a restart by HUP is no death"
-
-
 def test_of_more_deaths_than_it_knows_it_names_no_number(seen):
-    death = {"owner": "vm|9|bb", "reason": "its process is gone", "recovered": 7, "killed": 0}
-    death["at"] = "2026-01-02T02:58:30.000+00:00"
-    seen["deaths"] = [{**death, "node": f"b{number}@vm"} for number in range(DEATHS_SHOWN)]
+    seen["deaths"] = [{**DEATH, "node": f"b{number}@vm"} for number in range(DEATHS_SHOWN)]
     assert only(seen).text.endswith(f", and at least {DEATHS_SHOWN - 1} more died within the hour")
     del seen["deaths"][0]
     assert only(seen).text.endswith(f", and {DEATHS_SHOWN - 2} more died within the hour")
@@ -196,8 +216,7 @@ def test_of_more_deaths_than_it_knows_it_names_no_number(seen):
 
 def test_a_process_that_may_still_run_was_declared_dead_and_is_to_be_looked_at(seen):
     """No OOM killer ended it."""
-    death = {"owner": "vm|9|bb", "host": "vm", "pid": 9, "recovered": 1, "killed": 0}
-    death |= {"node": "b@vm", "at": "2026-01-02T02:58:30.000+00:00"}
+    death = {**DEATH, "node": "b@vm", "host": "vm", "pid": 9, "recovered": 1}
     for reason, fix in (
         (Reason.HUNG, "py-spy dump --pid 9"),
         (Reason.SILENT, "still runs there (pid 9, "),
