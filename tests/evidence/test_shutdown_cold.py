@@ -109,7 +109,7 @@ def test_a_process_that_reads_nothing_does_not_hold_up_the_end(
     [child] = one.children()
     child.suspend()
     shop.note.apply_async(("job",), headers={"filler": "x" * 2_000_000})
-    eventually(lambda: db.running() == ["job"])
+    eventually(lambda: "job" in db.running())
     assert eventually(lambda: app.control.ping(timeout=2)), "the loop has begun to write it"
     one.quit()
     if without:

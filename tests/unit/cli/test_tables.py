@@ -66,7 +66,7 @@ def test_the_status_of_many_owners_begins_with_what_is_wrong(tables):
     owners = [{**owner, "node": f"{NODE}{number}"} for number in range(50)]
     owners[33] = {**owners[33], "heartbeat_age": 3 * 3600.0, "state": "silent"}
     death = {"at": "2026-11-23T03:00:00.000+00:00", "node": NODE, "owner": "vm|7|aa"}
-    death |= {"recovered": 3, "killed": 0, "reason": REASON}
+    death |= {"recovered": 3, "killed": 0, "state": "running", "reason": REASON}
     found = {
         **WELL,
         "server_time": "2026-11-23T03:14:30.000+00:00",
