@@ -106,6 +106,7 @@ def test_a_process_that_reads_nothing_does_not_hold_up_the_end(
     """Its pipe has no room for the whole job. The control, as stock does: the worker waits."""
     one = worker(concurrency=1, env={"WITHOUT": without}).wait_ready()
     shop.ran("first")
+    eventually(db.settled)  # the worker has read its end, and the process is free
     [child] = one.children()
     child.suspend()
     shop.note.apply_async(("job",), headers={"filler": "x" * 2_000_000})
