@@ -77,12 +77,14 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
         elif owner["state"] == SILENT:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
             text = f"worker {name} is silent (no heartbeat for {span(age)}) and holds {jobs}"
+            watch_s = watch_time(owner["owner_ttl"])
+            soon_s = max(overview["reap_interval"], watch_s - age)
             fix = (
                 "it is frozen or cut off from Redis. If its host is gone, other workers recover "
-                f"its jobs, or `{overview['command']} reap --wait "
-                f"{watch_time(owner['owner_ttl']):.0f}`. If pid {owner['pid']} on that host is "
-                "this worker (`ps -fp`) and hangs, `kill -9` it, or delete its pod with "
-                "`--grace-period=1`"
+                f"its jobs within about {span(soon_s)} (owner_ttl={span(owner['owner_ttl'])}); if "
+                f"none runs, `{overview['command']} reap --wait {watch_s:.0f}` does so within as "
+                f"many seconds. If pid {owner['pid']} on that host is this worker (`ps -fp`) and "
+                "hangs, `kill -9` it, or delete its pod with `--grace-period=1`"
             )
             yield Finding(level, "silent-owner", text, fix, view)
 

@@ -154,8 +154,11 @@ class PoolSlots:
     def receivers(self) -> list[Any]:
         """Return the processes to which a job has been written in part; see
         ``PoolAdapter.receivers``. A signal handler calls this."""
-        jobs = list(self.processes._cache.values())
-        return [job._write_to for job in jobs if job._write_to and _get_job_writer(job)]
+        return [
+            job._write_to
+            for job in list(self.processes._cache.values())
+            if job._write_to and (writer := _get_job_writer(job)) and writer.gi_frame is not None
+        ]
 
     def _loads(self, process: Any) -> bool:
         """Return whether a process has not come up yet."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import OperationalError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -53,6 +53,10 @@ NOT_FROM_PAGE = (
     "and X-Forwarded-Proto, and --proxy must name it. A program must send Origin."
 )
 
+FULL = (
+    "its memory is full (maxmemory). Make room (the view Server shows what fills it), or raise "
+    "maxmemory, and try again."
+)
 ASK_FOR_TOKEN = "Enter the token with which this page was started."
 CODE_REFUSED = (
     "The code in this address no longer logs in: it is valid once. Enter the token with which "
@@ -272,7 +276,7 @@ class Page:
         busy = isinstance(exc, Busy)
         refused = isinstance(exc, ResponseError)
         if refused:  # it has answered: who reads that it is away would look for a network fault
-            text = f"Redis refused this: {text}"
+            text = f"Redis refused this: {FULL if isinstance(exc, OutOfMemoryError) else text}"
         words = {"text": text, "away": status == 503 and not busy and not refused}
         words["busy"] = busy and request.method != "POST"  # then the page asks again by itself
         response = self._frame.render(request, "failed.html", status, **words)

@@ -149,5 +149,6 @@ def test_a_full_server_refuses_a_pause_and_the_page_says_so(fresh_server, make_a
     data = {"key": form_key, "do": "pause now"}
     answer = browser.post("/queues", params={"name": "celery"}, data=data)
     assert "Redis refused this" in answer.text
-    assert "used memory" in answer.text
+    assert "its memory is full" in answer.text
+    assert "HSETNX" not in answer.text
     assert "cannot be reached" not in answer.text

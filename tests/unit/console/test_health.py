@@ -238,7 +238,8 @@ OWNER = {
     "silent-owner of another host": (
         {"state": "silent", "heartbeat_age": 20.0, "owner_ttl": 60.0},
         "warning",
-        "superfetch reap --wait 75`",
+        "within about 55 s (owner_ttl=60 s); if none runs, `celery -A shop superfetch reap "
+        "--wait 75` does so within as many seconds",
     ),
     "silent-owner for longer than its ttl": (
         {"state": "silent", "heartbeat_age": 130.0},
