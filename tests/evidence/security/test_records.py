@@ -230,7 +230,7 @@ ENDS = {
     "model/process.py": 1,  # signal 0
     "model/worker_process.py": 2,
     "worker/prefork.py": 1,
-    "worker/stopping.py": 1,
+    "worker/stopping.py": 2,  # its own signal, again; a pool's child that reads nothing
 }
 
 
