@@ -65,7 +65,7 @@ def test_each_view_fits_a_screen_and_a_phone_and_is_reached_by_keys(browser, pag
     views = {
         "": "Running",
         "jobs": "Retries",
-        "jobs?state=struck&longer=10m": "that matches",
+        "jobs?state=struck&longer=10m": "and matches the filter",
         f"jobs/{id}": "History",
         "jobs/nowhere": "No job with this id",
         "workers": "Heartbeat",
