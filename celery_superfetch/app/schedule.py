@@ -3,8 +3,9 @@ app's ``beat_schedule``, without changing the user's dictionary.
 
 ``installation.configure`` calls ``scheduled``, and puts the copy with the entry that it returns
 into the app's settings. When beat reads ``beat_schedule``, what has changed in the user's
-dictionary is first copied. Nothing here is stored on a server. A scheduler with a database stores
-the entry; when an app goes back to stock, ``migration/beat_rows.py`` deletes it there.
+dictionary is first copied. Nothing here is stored on a server, so a death leaves nothing behind. A
+scheduler with a database stores the entry itself. ``migration/beat_rows.py`` deletes that row when
+an app goes back to stock.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def text_of(death: dict[str, Any], now: str) -> str:
         gone = number(left - found, "job")
         text += (
             f" {gone} of these {'is' if left - found == 1 else 'are'} not listed below: a job that "
-            "has ended since leaves nothing in Redis but its result."
+            "has ended since leaves nothing in Redis but its result, and not all jobs are read."
         )
     return text
 

@@ -25,7 +25,6 @@ Kind = Literal[
     "queues",
     "worker",
     "workers",
-    "deaths",
     "job",
     "jobs",
     "dead job",
@@ -41,7 +40,6 @@ LABELS: dict[Kind, str] = {
     "queues": "All queues",
     "worker": "The worker",
     "workers": "All workers",
-    "deaths": "The deaths of workers",
     "job": "The job",
     "jobs": "The jobs",
     "dead job": "The dead job",
@@ -78,8 +76,6 @@ class View(NamedTuple):
                 return f"jobs/{part}"
             case "dead job":
                 return f"dead/{part}"
-            case "deaths":
-                return "#deaths"
             case "server":
                 return f"server#{part}"
             case "dead jobs":
@@ -99,7 +95,6 @@ class View(NamedTuple):
             "queue": f"queue show {name}",
             "queues": "",
             "worker": f"workers show {name}",
-            "deaths": "",
             "job": f"jobs show {name}",
             "jobs": f"jobs{options}",
             "dead job": f"dead show {name}",
@@ -134,7 +129,6 @@ VIEW_BY_CODE = {
     "no-pass": View("workers"),
     "unacked": View("workers"),
     "versions": View("workers"),
-    "worker-died": View("deaths"),
     "beat-silent": View("recurring"),
     "no-beat-entry": View("recurring"),
     "lost-jobs": View("queues"),

@@ -53,7 +53,8 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
         part = {"part": kind, "bytes": use.bytes, "largest": queue or use.largest or None}
         part |= {"largest_bytes": use.largest_bytes if use.largest else None}
         part |= {"keys": use.key_count, "measured_keys": use.measured_count}
-        parts.append({**part, "hint": _hint(kind, queue)})
+        # Of nothing no hint: without a queue it would name a command that discards all jobs.
+        parts.append({**part, "hint": _hint(kind, queue) if use.bytes else "no action needed"})
     parts += _others(inspector, fields, sum(use.bytes for use in kinds.values()))
     used = fields.get("used_memory")
     for row in parts:

@@ -3,7 +3,8 @@
 There is one for each kind: processes, threads, greenlets, and the solo pool, which runs a job in
 the thread that delivers it. An adapter says how many jobs can run, what the pool is to call for a
 job, and when a job has left the pool. The gate (``gate.py``), which starts jobs when the pool has a
-slot free, makes the adapter and uses it, as do its requests (``request.py``).
+slot free, makes the adapter and uses it, as do its requests (``request.py``) and the handler of a
+cold shutdown (``stopping.py``).
 
 An adapter is in memory alone. If the worker dies, the reaper of another worker recovers its jobs.
 If a pool process dies, billiard reports that to the request of its job, which recovers the job.

@@ -10,8 +10,8 @@ If a process dies that has started its job, billiard reports that to the job's r
 (``LeasedRequest.on_lost``), which recovers the job with a strike. All of this is in memory: if the
 worker dies, the reaper of another worker recovers its jobs.
 
-Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports); a job
-is returned to the gate:
+Undocumented names that this file uses, by purpose (docs/contribute/architecture.md, Ports). To
+return a job there means to return it to the gate:
 
 Foreign names:
 

@@ -35,7 +35,8 @@ def announce(job: Job, stats: Stats) -> None:
         job.queue_list,
         job.owner,
     )
-    # Before the count, which sends a command: a greenlet that is killed in it has called them.
+    # The receivers come before the count. The count sends a command, and a greenlet may be killed
+    # while it waits for the reply.
     ownership_lost.send(sender=None, lost=LostJob(*job[:3], message.task, message.task_id))
     with suppress(RedisError):  # counting is not worth a failure
         stats.record_ownership_lost(job)
