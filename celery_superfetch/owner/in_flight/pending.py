@@ -236,12 +236,15 @@ class PendingLeases:
         """Return the commands that the states of the pending leases require: the moves (requeues
         and parks), and the others. From here on their leases are not pending. If a command gets no
         reply, its leases are pending again."""
-        pending = [*self._unanswered, *self._pending]
-        self._unanswered, self._pending = [], {}
+        # The containers are replaced before they are read: what a signal handler adds meanwhile is
+        # in one of the two, and would be lost if an older copy was sent.
+        unanswered, self._unanswered = self._unanswered, []
+        added, self._pending = self._pending, {}
+        pending = [*unanswered, *added]
         try:
             return self._commands_for(dict.fromkeys(pending))
         except BaseException:
-            self._unanswered = pending
+            self._unanswered = [*pending, *self._unanswered]
             raise
 
     def _commands_for(self, pending: Iterable[Lease]) -> tuple[list[Command], list[Command]]:
