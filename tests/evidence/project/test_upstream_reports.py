@@ -28,6 +28,7 @@ PRINTED = [
     (r"(?s)(job \w).*\1", r"(?s)\A(?!.*(job \w).*\1).*job b"),
     (r"UnpicklingError|EOFError", r"(?s)\A(?!.*Error).*spam"),
     (r"not watched: [1-9]", r"not watched: 0\nthe worker goes on"),
+    (r"the pool has ended: False", r"the pool has ended: True"),
     (r"bodies on the queue: 0", r"bodies on the queue: 1"),
 ]
 REPORTS = [
