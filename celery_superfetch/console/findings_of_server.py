@@ -60,18 +60,18 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
     if policy not in (None, "noeviction"):
         expiring = policy.startswith("volatile-")
         level = "critical" if most and not expiring else "warning"
-        lost = "strikes, and queues with x-expires" if expiring else "jobs"
+        lost = "strikes, and queues with x-expires and their jobs" if expiring else "jobs"
         text = f"the server may evict {lost}: its maxmemory-policy is {policy}"
         yield Finding(
             level, "eviction", text, _setting_fix("maxmemory-policy", "noeviction", server)
         )
     uptime = server["uptime_s"]
     if evicted := server["evicted_keys"]:
-        # Results and job histories expire, jobs do not.
+        # Results and job histories expire. Of the jobs, only those on a queue with x-expires do.
         level = "note" if policy and policy.startswith("volatile-") else "critical"
         since = f" since its start {span(uptime)} ago" if uptime is not None else ""
-        text = f"the server evicted {number(evicted, 'key')}{since}"
-        text += "" if level == "note" else ", perhaps with jobs"
+        text = f"the server evicted {number(evicted, 'key')}{since}, perhaps with jobs"
+        text += " of queues with x-expires" if level == "note" else ""
         fix = "set maxmemory-policy to noeviction; workers log each job that they find lost"
         yield Finding(level, "evicted", text, fix)
     if most and used >= MEMORY_NEARLY_FULL * most:
