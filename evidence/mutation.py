@@ -80,6 +80,8 @@ def _of(name: str) -> list[list[str]]:
 
 
 LISTS = "private_lists claim_ids suspects recoveries leftovers foreign_keys seen stats"
+LEASES = "lease lost_claims in_flight pending settlement suspect_claims parking lost_jobs"
+LEASES += " lost_ownership executor"
 #: The tests that use the leases as a worker does, in one process.
 USERS = ["tests/integration/transport", "tests/integration/worker"]
 #: Files whose tests run in one process, so that it can be recorded which lines each test runs: of a
@@ -91,7 +93,7 @@ BY_LINE = {
             ["tests/integration/owner"],
             USERS,
         ]
-        for name in ("lease", "lost_claims", "in_flight", "pending")
+        for name in LEASES.split()
     },
     f"{PACKAGE}/store/redis/pipeline.py": [
         ["tests/unit/store", f"{STORE}/test_pipeline.py", f"{STORE}/test_connections.py"],
