@@ -292,11 +292,14 @@ class Owner:
 
     @property
     def has_deferred_calls(self) -> bool:
-        """True if ``catch_up`` has deferred calls to make, or lost jobs to examine."""
-        return bool(self.deferred_calls or self.leases.pending.lost_jobs)
+        """True if ``catch_up`` has deferred calls or announcements to make, or lost jobs to
+        examine."""
+        pending = self.leases.pending
+        return bool(self.deferred_calls or pending.has_announcements or pending.lost_jobs)
 
     def catch_up(self) -> None:
-        """Make the deferred calls and send what is pending; what fails now stays deferred."""
+        """Make the deferred calls and the announcements, and send what is pending; what fails now
+        stays deferred."""
         # The calls come first: one of them may replace the connections that would send the acks.
         for _ in range(len(self.deferred_calls)):
             try:
@@ -313,6 +316,7 @@ class Owner:
                     self.deferred_calls.append(act)
                 raise
         self.leases.flush()
+        self.leases.announce_lost()
         self.leases.pending.lost_jobs.examine()
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
@@ -343,6 +347,8 @@ class Owner:
                 self.name,
                 exc,
             )
+        if not self.name:  # no longer registered: the maintenance thread passes over this owner
+            self.leases.announce_lost()
 
     def _settle(self) -> None:
         """Send what is pending, and reconcile if a reply was lost."""
@@ -393,6 +399,7 @@ class Owner:
                     # With further heartbeats no peer would declare this owner dead, and no reaper
                     # would recover its jobs.
                     self._heartbeat_thread.stopped = True
+        self.leases.announce_lost()
 
     def _end(self, tombstone: float) -> None:
         owner = self.name

@@ -35,3 +35,30 @@ def test_a_receiver_of_a_loss_that_blocks_leaves_its_owner_heard(
     ledger.release()
     eventually(lambda: db.heard(new) > 0 and db.stat("ownership_lost") == 1)
     one.stop()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("without", ["", "announcements_outside_of_sends"], ids=["", "control"])
+def test_a_receiver_of_a_loss_that_blocks_holds_up_no_other_job(
+    worker, shop, ledger, db, tmp_path, pool, without
+):
+    """The loss is found by the ack of a finished job. In the control the thread that has sent the
+    ack calls the receiver, and holds the lock of all jobs in flight meanwhile."""
+    block = tmp_path / "block"
+    block.touch()
+    env = {"HAPPENS": "slow_receiver", "BLOCK": str(block), "WITHOUT": without}
+    one = worker(pool=pool, options=QUICK, concurrency=2, env=env)
+    shop.run("running")
+    db.client.delete(*db.private_lists())
+    ledger.release("running")
+    eventually(block.with_suffix(".called").exists, message="it is told")
+    shop.note.delay("other")
+    if without:
+        always(lambda: "other" not in ledger.finishes(), during=3.0, message="held up")
+    else:
+        eventually(lambda: "other" in ledger.finishes(), message="it has run")
+        eventually(db.settled, message="and its ack has arrived")
+        assert block.exists()
+    block.unlink()
+    eventually(lambda: db.stat("ownership_lost") == 1 and "other" in ledger.finishes())
+    one.stop()

@@ -8,7 +8,7 @@ Only this file, ``interventions.py``, ``fault_mutants.py`` and the direct unit t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -317,6 +317,17 @@ class Driver:
         for lease in self._in_flight.leases:
             lease.returns_after = 0.0
 
+    def act_while_asked(self, job: Job, act: Callable[[], object]) -> None:
+        """Call a function when ``has_unsent`` comes to a requeue that the server refused."""
+
+        class Moment(float):
+            def __le__(self, now: float) -> bool:
+                act()
+                return float(self) <= now
+
+        lease = self._lease(job)
+        lease.returns_after = Moment(lease.returns_after)
+
     # -- what a lost reply, a death or the end of the process does
 
     def lose_reply(self) -> AbstractContextManager[None]:
@@ -366,6 +377,7 @@ class Driver:
     def learn(self, owner: str) -> None:
         """Learn that an owner was declared dead: announce the running jobs, requeue the others."""
         self._in_flight.lose_all(owner)
+        self._in_flight.announce_lost()
 
     def leave(self) -> None:
         """Requeue all jobs in flight, as at the end of the process."""
@@ -403,8 +415,11 @@ class Driver:
     def recover_or_kill(
         self, job: Job, reason: str, sender: Any, limits: Limits, **how: bool
     ) -> DeadJob | None:
-        """Recover or dead-letter a job whose run was lost; return the dead job."""
-        return self._settlement.recover_or_kill(self._lease(job), reason, sender, limits, **how)
+        """Recover or dead-letter a job whose run was lost; return the dead job. If its claim is
+        gone, announce that."""
+        dead = self._settlement.recover_or_kill(self._lease(job), reason, sender, limits, **how)
+        self._in_flight.announce_lost()
+        return dead
 
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:
         """Dead-letter a claimed job that is over a limit; return the dead job."""

@@ -126,11 +126,6 @@ MUTANTS = [
         ("acks wait for a claim",),
     ),
     Mutant(
-        "an announcement beside a claim that is interrupted leaves no doubt",
-        PendingLeases, "_checked", "except BaseException:", "except Exception:",
-        ("a claim brings the news that ownership was lost",),
-    ),
-    Mutant(
         "a lost reply leaves no doubt",
         PendingLeases, "flush", "self.needs_reconcile = True", "pass",
         ("claim, start, finish",),

@@ -65,6 +65,19 @@ def call_before_acks(act: Callable[[], object]) -> None:
     InFlight.ack = act_and_ack
 
 
+def announce_in_sends() -> None:
+    """Announce lost jobs in the thread that sends, while it holds the lock of all leases."""
+    flush = PendingLeases.flush
+
+    def flush_and_announce(self: PendingLeases, *args: Any, **how: Any) -> Any:
+        with self.lock:
+            reply = flush(self, *args, **how)
+            self.announce_lost()
+            return reply
+
+    PendingLeases.flush = flush_and_announce
+
+
 def reconcile_nothing() -> None:
     """Let claims whose reply was lost stay in the private list."""
 

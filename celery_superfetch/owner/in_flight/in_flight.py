@@ -254,11 +254,11 @@ class InFlight:
     def _send_requeues(self) -> None:
         try:
             try:
-                self.flush()
+                self.pending.flush()
             except RedisConnectionError:
                 # Mostly its connection alone was lost, as at the close of a channel after a lost
                 # connection. The next send opens another.
-                self.flush()
+                self.pending.flush()
         except RedisError as exc:
             logger.warning(NOT_YET, self.leases.counts[State.RETURNING], exc)
 
@@ -310,17 +310,17 @@ class InFlight:
             return sum(lease.runs for lease in self.leases)
 
     def lose(self, lease: Lease) -> None:
-        """Forget a job whose claim is gone from the server, and announce that its ownership was
-        lost, unless that was announced before (``lose_all``)."""
+        """Forget a job whose claim is gone from the server. The next ``announce_lost`` announces
+        that its ownership was lost, unless ``lose_all`` did that before."""
         self.drop(lease)
         if not lease.is_taken_away:
-            self.pending.announce(lease)
+            self.pending.add_lost(lease.job)
 
     def lose_all(self, owner: str) -> None:
-        """Give up an owner that a peer declared dead, or that the server has forgotten: announce
-        that ownership of its running jobs was lost, and requeue its jobs that wait to be started.
-        If the private list no longer has such a job, ``LostJobs`` finds out later what became of
-        it.
+        """Give up an owner that a peer declared dead, or that the server has forgotten: requeue its
+        jobs that wait to be started, and have the next ``announce_lost`` announce that ownership of
+        its running jobs was lost. If the private list no longer has a job that is to be requeued,
+        ``LostJobs`` finds out later what became of it.
 
         A job whose run has ended without an ack (``has_run``) is not announced here: ``Settlement``
         is recovering it, and announces the loss (``lose``) if the server has no claim of it.
@@ -334,9 +334,14 @@ class InFlight:
             self.requeue(reversed(waiting))
             lost = [lease for lease in leases if lease.runs and not lease.has_run]
             for lease in lost:
-                lease.is_taken_away = True
-        for lease in lost:
-            self.pending.announce(lease)
+                if not lease.is_taken_away:  # this call may repeat one that was interrupted
+                    lease.is_taken_away = True
+                    self.pending.add_lost(lease.job)
+
+    def announce_lost(self) -> None:
+        """Announce the jobs whose ownership was lost (log, signal, counter). The receivers of the
+        signal may take long, so a worker's maintenance thread calls this, and not its loop."""
+        self.pending.announce_lost()
 
     # -- what is sent
 
@@ -351,8 +356,12 @@ class InFlight:
         return self.pending.has_unread
 
     def flush(self, *, wait: bool = True) -> None:
-        """Send what is pending; without ``wait`` read the replies later, with other ones."""
+        """Send what is pending; without ``wait`` read the replies later, with other ones. A plain
+        consumer also makes the announcements: no other thread does that for it, and after an ack it
+        may fetch no more. The lock must not be held."""
         self.pending.flush(wait=wait)
+        if not self.executor.endless:
+            self.announce_lost()
 
     def post(self) -> None:
         """Send what is pending, and read the replies later."""

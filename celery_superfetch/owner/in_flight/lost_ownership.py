@@ -1,12 +1,11 @@
 """The announcement that this process has lost the ownership of a job: in the log, in the counters
 and by a signal.
 
-``PendingLeases`` calls it if the server had no claims for some acks, in the thread that sent the
-acks. ``InFlight`` calls it if this process's owner was declared dead, in the thread that makes the
-owner's deferred calls, and if a recovery by ``Settlement`` found no claim. All of these are in a
-worker's main process, or in a plain consumer. By then the claim is gone from the server, or a
-reaper is about to move the job. If the process dies in the middle, only the announcement is
-missing.
+``PendingLeases.announce_lost`` calls it, for the jobs whose acks found no claim, the running jobs
+of an owner that was declared dead, and those whose recovery by ``Settlement`` found no claim. In a
+worker the maintenance thread does so, or the thread in which an owner leaves; in a plain consumer
+its own thread. By then the claim is gone from the server, or a reaper is about to move the job. If
+the process dies before the announcement or in the middle, only the announcement is missing.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ class PendingLeases:
         self._is_sending = False
         self._must_send_again = False  # leases became pending during a send
         self._refusal: Exception | None = None  # the latest error with which the server answered
-        self._ownership_lost: list[Lease] = []  # announced at the end of the send
+        self._lost: deque[Job] = deque()  # whose loss of ownership is to be announced
+        self._announcing = RLock()  # held by the thread that announces; re-entrant for receivers
 
     # -- what is to be sent
 
@@ -111,7 +112,9 @@ class PendingLeases:
         if not (self._pending or self._unanswered):
             return False
         now = monotonic()
-        return any(lease.returns_after <= now for lease in chain(self._unanswered, self._pending))
+        # A copy, which is made in one step: the lock is not held, so another thread may add a lease
+        # meanwhile.
+        return any(lease.returns_after <= now for lease in [*self._unanswered, *self._pending])
 
     @property
     def has_unread(self) -> bool:
@@ -150,9 +153,33 @@ class PendingLeases:
             lease.delay_ms = delay_ms + EARLY_MS
             self.add(lease)
 
-    def announce(self, lease: Lease) -> None:
-        """Announce that ownership of a job was lost."""
-        announce(lease.job, self.stats)
+    # -- the announcements
+
+    @property
+    def has_announcements(self) -> bool:
+        """Return whether ``announce_lost`` has something to announce."""
+        return bool(self._lost)
+
+    def add_lost(self, job: Job) -> None:
+        """Add a job whose ownership was lost: the next ``announce_lost`` announces it."""
+        self._lost.append(job)
+
+    def announce_lost(self) -> None:
+        """Announce the jobs whose ownership was lost, each once, in the order in which this process
+        found it out. If another thread is announcing, it announces these jobs as well.
+
+        The receivers are the user's, and may take long. So the caller must not hold the lock: no
+        other thread could claim, start or ack meanwhile.
+        """
+        if not self._announcing.acquire(blocking=False):
+            return
+        try:
+            # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
+            # that raises), the next call makes the others.
+            while self._lost:
+                announce(self._lost.popleft(), self.stats)
+        finally:
+            self._announcing.release()
 
     # -- the send
 
@@ -197,6 +224,8 @@ class PendingLeases:
             except RedisError:
                 self.needs_reconcile = True
             self._pipeline.release()
+        # A refusal among the late replies is no news either: what was refused is pending again, so
+        # this send has it, and its own replies say whether the server still refuses.
         self._refusal = None
         replies: list[Any] = []
         last_commands = [] if last is None else [Command(last, replies.append, no_report)]
@@ -214,20 +243,12 @@ class PendingLeases:
         return replies[0] if replies else None
 
     def _checked(self, reply: Any, last: Call | None) -> Any:
-        """Announce the jobs whose ownership was lost; raise the error by which the server refused a
-        command; return the reply to ``last``."""
-        try:
-            # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
-            # that raises), the next send makes the others.
-            while self._ownership_lost:
-                self.announce(self._ownership_lost.pop(0))
-            if self._refusal is not None:
-                raise self._refusal
-        except BaseException:
+        """Raise the error by which the server refused a command; return the reply to ``last``."""
+        if self._refusal is not None:
             # The caller does not get the reply to ``last``. If it is a claim, its jobs have no
             # lease.
             self.needs_reconcile = self.needs_reconcile or last is not None
-            raise
+            raise self._refusal
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -408,7 +429,7 @@ class PendingLeases:
         for lease in acks:
             self.recently_acked.append((now, lease.job.claim_id))
             if not (reply or lease.ack_had_no_reply or lease.is_taken_away):
-                self._ownership_lost.append(lease)
+                self.add_lost(lease.job)
             self.leases.apply(lease, Event.LEAVE)
 
     def _on_no_reply_to_settle(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from time import monotonic
 
 import pytest
@@ -12,6 +14,7 @@ import redis
 
 from celery_superfetch.model.job import Claimed, Counters, digest
 from celery_superfetch.model.owner_record import OwnerRecord
+from celery_superfetch.signals import LostJob, ownership_lost
 from celery_superfetch.store.private_lists import WAITS
 from celery_superfetch.store.redis.pipeline import IDLE_S
 from support.driver import ACKS_PER_SCRIPT
@@ -24,6 +27,23 @@ from support.workers.bench import Bench, lost_job, payload, settling
 @pytest.fixture
 def owner(bench: Bench) -> OwnerRecord:
     return bench.owner(lists=["mail", "slow"])
+
+
+@pytest.fixture
+def blocking() -> Iterator[tuple[list[str], Event, Event]]:
+    """A receiver of the loss of a job that blocks in its first call: the task ids of its calls, and
+    the events that say that it was called, and that let it go on."""
+    ids, called, goes_on = list[str](), Event(), Event()
+
+    def receive(lost: LostJob, **_: object) -> None:
+        ids.append(str(lost.task_id))
+        called.set()
+        goes_on.wait(20)
+
+    ownership_lost.connect(receive)
+    yield ids, called, goes_on
+    goes_on.set()
+    ownership_lost.disconnect(receive)
 
 
 def test_a_claimed_job_is_held_until_it_is_settled(bench, owner):
@@ -148,6 +168,59 @@ def test_jobs_that_are_requeued_to_the_back_run_last(bench, owner):
     bench.driver.requeue([jobs[2]], "back")
     bench.driver.requeue([jobs[1], jobs[0]])
     assert bench.queue() == [payload(1), payload(2), payload("backlog"), payload(3)]
+
+
+def test_losses_are_announced_in_order_and_once_and_hold_up_no_other_thread(bench, owner, blocking):
+    """The receivers are the user's. While one blocks, other threads ack, claim and find losses."""
+    ids, called, goes_on = blocking
+    *gone, acked = bench.take(owner, *(payload(n) for n in range(4)))
+    for claimed in gone:
+        id = claimed.job.claim_id
+        bench.client.hdel(bench.keys.private(owner.owner), id, WAITS + id)
+    with ThreadPoolExecutor(2) as threads:
+        bench.driver.finish(gone[0])
+        first = threads.submit(bench.driver.flush)
+        assert called.wait(10)
+
+        def act() -> list[Claimed]:
+            for claimed in gone[1:]:
+                bench.driver.finish(claimed)
+            bench.driver.flush()
+            bench.driver.finish(acked)
+            bench.driver.flush()
+            return bench.take(owner, payload("next"))
+
+        [claimed] = threads.submit(act).result(10)
+        assert bench.held(owner) == [claimed.job]
+        assert (ids, first.done()) == (["0"], False)
+        goes_on.set()
+        first.result(10)
+    assert ids == ["0", "1", "2"]
+    assert bench.stat("ownership_lost") == 3
+
+
+def test_a_loss_that_is_learned_twice_is_announced_once(bench, owner, lost):
+    """A deferred call is repeated if it was interrupted."""
+    [claimed] = bench.take(owner, payload(1))
+    bench.hand_over(claimed)
+    bench.driver.learn(owner.owner)
+    bench.driver.learn(owner.owner)
+    assert lost == [lost_job(claimed.job)]
+
+
+def test_whether_something_is_to_be_sent_is_asked_while_another_thread_acks(bench, owner):
+    """The fetch loop asks without the lock. A requeue that was just refused is pending and does not
+    count, so the question goes on to what another thread adds: it raised RuntimeError."""
+    held, [stuck] = bench.driver, bench.take(owner, payload("stuck"), queue="slow")
+    [done] = bench.take(owner, payload("done"))
+    bench.client.set("slow", "a text")
+    held.requeue([stuck.job])
+    held.flush()  # in vain; from here on it is the first of what is pending
+    assert not held.has_unsent
+    with ThreadPoolExecutor(1) as threads:
+        held.act_while_asked(stuck.job, lambda: threads.submit(held.finish, done).result(10))
+        held.has_unsent  # noqa: B018
+        assert held.has_unsent
 
 
 def test_what_waits_to_be_acked_is_not_given_back(bench, owner, lost):

@@ -345,12 +345,15 @@ def heart_of_its_own() -> None:
 
     def and_all_that_follows(self: HeartbeatSession) -> Any:
         heard = alone(self)
-        overdue = self._listener.deferred_calls
-        while overdue:
-            overdue.popleft()()
+        self._listener.catch_up()
         return heard
 
     HeartbeatSession.beat = and_all_that_follows
+
+
+def announcements_outside_of_sends() -> None:
+    """The thread whose acks found no claim announces it, and holds the lock meanwhile."""
+    interventions.announce_in_sends()
 
 
 def pulse() -> None:
