@@ -142,6 +142,11 @@ class ProcessAdapter(PoolAdapter):
             return 0
 
     def receivers(self) -> list[Any]:
+        """Return the processes that a cold shutdown kills, since the rest of a job that is written
+        to them in part never follows.
+
+        Report: A cold shutdown never ends if a job is written to its process in part.
+        """
         return [] if self.pool_slots is None else self.pool_slots.receivers()
 
     def call(self, request: Any) -> Call:

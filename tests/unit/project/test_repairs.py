@@ -16,6 +16,18 @@ def functions(path: str) -> dict[str, ast.FunctionDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def methods(path: str) -> dict[str, ast.FunctionDef]:
+    """Those of the classes of a file, by class and name."""
+    tree = ast.parse((HERE / "celery_superfetch" / path).read_text())
+    return {
+        f"{kind.name}.{node.name}": node
+        for kind in tree.body
+        if isinstance(kind, ast.ClassDef)
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
 def report_of(function: ast.FunctionDef) -> str:
     _, _, report = (ast.get_docstring(function) or "").partition("\nReport: ")
     return " ".join(report.split()).removesuffix(".")
@@ -33,5 +45,9 @@ def test_each_repair_of_the_pool_names_its_report():
 
 
 def test_each_report_has_its_repair():
-    repairs = {**functions("worker/prefork.py"), **functions("app/chords.py")}
+    repairs = {
+        **functions("worker/prefork.py"),
+        **functions("app/chords.py"),
+        **methods("worker/pool_adapter.py"),
+    }
     assert {report_of(repair) for repair in repairs.values()} - {""} == {*REPORTS, OURS}
