@@ -71,12 +71,12 @@ class PoisonPill(SuperfetchError):
         self.reason = str(fields.get("reason", ""))  #: Reason for which its last owner lost it.
         #: Number of its recoveries that may have been its own fault.
         self.strikes = int(fields.get("strikes", 0))
-        #: Number of its runs that were cut short, its death included.
+        #: Number of times that an owner lost it, the last one included.
         self.recoveries = int(fields.get("recoveries", 0))
         #: Its owners that lost it, oldest first, each as ``host|pid|nonce``.
         self.owners: tuple[str, ...] = tuple(fields.get("owners", ()))
         self.hosts = tuple(owner.partition("|")[0] for owner in self.owners)  #: Their host names.
-        #: The times of it (server time, UTC), one for each of ``owners``; None: not recorded.
+        #: When each of ``owners`` lost it (server time, UTC); None: not recorded.
         self.times = tuple(
             None if at is None else datetime.fromtimestamp(at, timezone.utc)
             for at in fields.get("times", ())

@@ -162,7 +162,8 @@ class DeadSet(store.DeadSetStore):
         Arguments:
             to: name of the queue; None: their own.
             progress: called after each batch with the number of jobs that were dealt with.
-            conditions: those of ``DeadFilter``; none: all jobs.
+            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
+                ``newer_than``); none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.

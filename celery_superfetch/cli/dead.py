@@ -99,7 +99,10 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
 @command(dead, "show")
 @click.argument("id", metavar="ID")
 def dead_show(session: Session, id: str) -> None:
-    """Show one dead job with its arguments and its history."""
+    """Show one dead job with its arguments and its history.
+
+    ID is the job's id or its Celery task id, or the start of either.
+    """
     job = session.dead_set.get(id).as_dict()
     session.say(job, lambda: session.tables.dead_job(_shown(session, job)))
 
@@ -129,8 +132,9 @@ def dead_retry(
 ) -> None:
     """Requeue dead jobs as new ones, without strikes.
 
-    Name the jobs by ID, or select them with filters, or use --all. It asks before it acts on jobs
-    that filters or the beginning of an ID selected; with --yes each ID has to be whole.
+    Name the jobs by ID (a job's id or its Celery task id, or the start of either), or select them
+    with filters, or use --all. It asks before it acts on jobs that filters or the start of an ID
+    selected; with --yes each ID has to be whole.
     """
     from ..app.dead_set import Retried
     from ..model.arguments import printable
@@ -219,8 +223,8 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
 def dead_delete(session: Session, ids: tuple[str, ...], yes: bool, **conditions: Any) -> None:
     """Delete dead jobs for good.
 
-    Name the jobs by ID, or select them with filters; `dead purge` deletes all. With --yes each ID
-    has to be whole.
+    Name the jobs by ID (a job's id or its Celery task id, or the start of either), or select them
+    with filters; `dead purge` deletes all. With --yes each ID has to be whole.
     """
     from ..app.dead_set import GONE_MEANWHILE
     from ..model.arguments import printable, task_title

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @superfetch.group(name="queue")
 def queue() -> None:
-    """Pause and resume queues for all workers, and forget removed ones."""
+    """Show one queue, pause and resume queues, and forget removed ones."""
 
 
 @command(queue, "show")
@@ -43,7 +43,9 @@ def show(session: Session, name: str, wide: bool) -> None:
 
 @command(queue, "pause")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also pause a queue that nothing names yet.")
+@click.option(
+    "--force", is_flag=True, help="Also pause a queue that no setting, worker or job names yet."
+)
 def pause(session: Session, name: str, force: bool) -> None:
     """Pause queue NAME for all workers, until it is resumed.
 

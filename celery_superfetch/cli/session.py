@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import click
-from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.base import handle_preload_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -169,7 +169,7 @@ def in_session(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def command(group: click.Group, name: str) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
-        return group.command(name=name, cls=CeleryCommand)(in_session(function))
+        return group.command(name=name)(in_session(function))
 
     return decorate
 

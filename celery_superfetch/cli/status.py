@@ -34,7 +34,10 @@ WATCH_INTERVAL_S = 2.0  # seconds from one status to the next, where it is watch
 @json_option
 @click.pass_context
 def status(ctx: click.Context, wide: bool, watch: float | None, as_json: bool) -> None:
-    """Show whether all is well, what to do, the workers, the queues and the dead set. Read-only."""
+    """Show whether all is well, and what to do.
+
+    It also shows the workers, the queues and the dead set. Read-only.
+    """
 
     def show() -> None:  # by a new connection: after a failover the server is another one
         with opened(ctx, as_json) as session:

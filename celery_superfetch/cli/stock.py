@@ -83,9 +83,10 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Only count; change nothing.")
 @_wait
 def rollback(session: Session, wait: float, **options: bool) -> None:
-    """Requeue all jobs in flight, on probation and scheduled: the way back to stock kombu.
+    """Requeue all jobs, so that stock Celery can run them.
 
-    Stop all workers first: the command refuses while one lives. The dead set stays.
+    It requeues the jobs in flight, on probation and scheduled. Stop all workers first: the command
+    refuses while one lives. The dead set stays.
     """
     from ..migration.to_stock import Rollback
     from ..model.humanize import number

@@ -95,8 +95,8 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
 def _parser(app: Celery | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "superfetch-check" if app is None else "celery -A app superfetch check",
-        description="Print one line: whether all is well, by the findings of `status`, or "
-        "whether one worker is.",
+        description="Print one line: whether all is well, by the findings of `status`; or, "
+        "with --this-host or --node, whether a worker is alive.",
         epilog="The exit code is 0 if all is well, 1 after a warning, and 2 if something is "
         "critical or the broker cannot be reached.",
     )

@@ -78,12 +78,12 @@ class Config:
 
     strike_limit: Strikes = 3
     """A job is moved to the dead set at this many strikes, if the last one is exact. Before
-    that strike it goes on probation if a worker has died under it. A task may have its own limit.
-    The figure is Sidekiq Pro's."""
+    that strike it goes on probation if a worker has died under it. A task may have its own limit,
+    `superfetch_strike_limit` (None: never). The figure is Sidekiq Pro's."""
 
     strike_window: Seconds = 72 * 3600.0
-    """72 hours. So long after its first recovery, a job's counters are forgotten. The figure is
-    Sidekiq Pro's."""
+    """72 hours. So long after its first recovery or requeue, a job's counters are forgotten. The
+    figure is Sidekiq Pro's."""
 
     recovery_limit: Recoveries = 20
     """A job goes on probation at this many recoveries, with strikes or without; stops do not count.
@@ -92,8 +92,8 @@ class Config:
     stop_limit: Stops | None = 50
     """A job is moved to the dead set at this many stops: runs cut short because their worker was
     stopping. A deploy is one stop, no strike; a job that stops its own worker looks the same.
-    From the tenth stop on, the log, `status` and `doctor` name it. A task may have its own limit.
-    None: never."""
+    From the tenth stop on, the log, `status` and `doctor` name it. A task may have its own limit,
+    `superfetch_stop_limit`. None: never."""
 
     dead_limit: Jobs = 10_000
     """The dead set keeps at most so many jobs of this app. The oldest are deleted, counted
@@ -111,7 +111,9 @@ class Config:
 
     unknown_tasks: Text = "requeue"
     """What a worker does with a job of a task that it does not know, or that Celery cannot decode
-    or calls invalid. `"discard"` is Celery's own way."""
+    or calls invalid. `"requeue"`: while another worker may know the task, the job is tried again,
+    40 times at most; otherwise it is moved to the dead set. `"discard"` is Celery's own way: the
+    job is dropped."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,

@@ -94,16 +94,16 @@ class DeadJob:
     task_id: str | None  #: Celery's id of the task; None if the payload does not say
     app_name: str  #: name of its last owner's Celery app; empty outside Celery
     node: str  #: Celery's name of its last owner; empty outside Celery
-    owner: str  #: its last owner, the part of a worker that had claimed it: ``host|pid|nonce``
+    owner: str  #: its last owner, the worker that had claimed it: ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
-    recoveries: int  #: how often it was put back on its queue after its run was lost
+    recoveries: int  #: number of times that an owner lost it, the last one included
     #: Its lost runs, the oldest first; the last one led to the dead set. Each has owner, reason,
     #: strike and at (server s).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: when it was dead-lettered, by the server's clock, in ms
+    # ``kill.lua`` adds it to the record, from the job's claim.
     #: Its steps note: which of its steps (the messages that are published because it ends) its runs
-    #: have published. If it is put back, its next run publishes the others. ``kill.lua`` adds the
-    #: note to the record, from the job's claim.
+    #: have published. If it is put back, its next run publishes the others.
     steps: str = ""
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).

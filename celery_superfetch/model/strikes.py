@@ -104,7 +104,9 @@ class Recovery:
     job: Job  #: its owner, queue list and payload
     reason: str  #: why its owner lost it
     app_name: str  #: name of the owner's Celery app; empty outside Celery
-    blame: Blame  #: how this recovery counts
+    #: How this recovery counts: its ``value`` is ``exact``, ``suspect``, ``stop``, or empty if the
+    #: job is not to blame.
+    blame: Blame
     strikes: int  #: number of strikes, with this recovery's
     recoveries: int  #: number of recoveries, with this one
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known

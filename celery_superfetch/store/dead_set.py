@@ -108,7 +108,8 @@ class DeadSetStore(Structure):
         Arguments:
             first: how many of the newest are skipped.
             count: how many there are at most.
-            conditions: those of ``DeadFilter``; none: all jobs.
+            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
+                ``newer_than``); none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
@@ -132,7 +133,8 @@ class DeadSetStore(Structure):
 
         Arguments:
             oldest_first: those first that died first.
-            conditions: those of ``DeadFilter``; none: all jobs.
+            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
+                ``newer_than``); none: all jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.

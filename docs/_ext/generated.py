@@ -35,7 +35,8 @@ def texts() -> dict[str, str]:
 def row(name: str, text: str) -> str:
     default: Any = config.DEFAULTS[name]
     if isinstance(default, str):
-        default = f'"{default}"'
+        # `sep` has control characters, which a browser does not show.
+        default = f'"{default.encode("unicode_escape").decode()}"'
     elif isinstance(default, float):
         default = f"{default:g}" if default < 1e6 else str(int(default))
     if choices := config.CHOICES.get(name):

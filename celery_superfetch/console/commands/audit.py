@@ -21,7 +21,10 @@ AUDIT_SPARE = ("State",)
 @click.option("--wide", is_flag=True, help="Show all columns, each entry on one line.")
 @in_session
 def audit(session: Session, first: int, count: int, wide: bool) -> None:
-    """List who changed what: retries, deletes, revokes, pauses, stops, rollbacks."""
+    """List the changes that operators made, and who made them.
+
+    These are retries, deletes, revokes, pauses, stops and rollbacks, for example.
+    """
     document = audit_of(session.inspector, first, count)
 
     def text() -> None:

@@ -37,7 +37,11 @@ SERIES_STYLES: Mapping[str, Style] = {"failed": YELLOW, "recovered": YELLOW, "ki
 @click.option("--queue", help="Only the series of this queue.")
 @in_session
 def charts(session: Session, hours: int, queue: str | None) -> None:
-    """Show finished, failed, recovered, dead-lettered and waiting jobs over time. Read-only."""
+    """Show charts of runs, recoveries and waiting jobs.
+
+    It shows how many jobs finished, failed, were recovered, were dead-lettered and waited over
+    time, and how long recoveries took. Read-only.
+    """
     document = charts_of(session.inspector, hours, queue)
     session.say(document, lambda: print_charts(session.tables, document))
 

@@ -40,7 +40,8 @@ def drill(
     """Kill one of your workers, and measure when its jobs run again.
 
     The drill sends jobs that only sleep, kills a worker on this host that runs some of them (kill
-    -9, with all its processes), and reports when each of them ran again. It changes nothing else.
+    -9, with all its processes), and reports when each of them ran again. If only workers on other
+    hosts run some, it asks you to kill one. It changes nothing else.
     """
     trial = Drill(session.app, session.inspector, queue, jobs, seconds)
     if not trial.consumers():

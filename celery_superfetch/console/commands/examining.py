@@ -15,7 +15,10 @@ from ..status import print_links
 @click.command(name="doctor", cls=CeleryCommand)
 @in_session
 def doctor(session: Session) -> None:
-    """Examine the app and the server, and name a fix for each finding. This only reads."""
+    """Examine the app and the server, with a fix for each finding.
+
+    Read-only.
+    """
     know_tasks(session.app)
     findings = diagnose(session.app, session.inspector)
 

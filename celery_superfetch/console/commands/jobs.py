@@ -78,7 +78,9 @@ def jobs(
 @command(jobs, "show")
 @click.argument("id", metavar="ID")
 def jobs_show(session: Session, id: str) -> None:
-    """Show one job: its state, history, workflow, and how to find it in the logs.
+    """Show one job: its state, history and workflow.
+
+    It also shows how to find the job in the logs.
 
     ID is its Celery task id, or the digest of its message. It is searched for in flight, scheduled,
     on probation, among the next 500 jobs of each queue, and in the dead set. Exit code 1: no such
@@ -93,10 +95,11 @@ def jobs_show(session: Session, id: str) -> None:
 @command(jobs, "find")
 @click.argument("text", metavar="TEXT")
 def jobs_find(session: Session, text: str) -> None:
-    """Find jobs in all states, by a part of their task's name or of their id.
+    """Find jobs by a part of their task's name or of their id.
 
     It searches jobs in flight, the next 500 waiting, scheduled and on probation of each queue, and
-    the dead set. It shows about 20 jobs of each. Exit code 1: no job was found.
+    the dead set. Of each of these kinds it shows about 20 jobs at most. Exit code 1: no job was
+    found.
     """
     document = find_jobs(session.inspector, text)
     session.say(document, lambda: print_found(session.tables, document))

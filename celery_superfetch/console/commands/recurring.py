@@ -18,7 +18,7 @@ NOT_KNOWN = "not recorded"
 @click.command(name="recurring")
 @in_session
 def recurring(session: Session) -> None:
-    """List the recurring tasks of the app's beat_schedule, and whether its beat lives."""
+    """List the tasks of beat_schedule, and whether beat is alive."""
     know_tasks(session.app)
     document = recurring_of(session.app, session.inspector)
 

@@ -16,7 +16,10 @@ from ..server import figures, is_large, largest_of, refused_of, server_of, size_
 @click.command(name="server", cls=CeleryCommand)
 @in_session
 def server(session: Session) -> None:
-    """Show the Redis server: memory, persistence, connections, replicas, refused commands."""
+    """Show the state of the Redis server.
+
+    It shows memory, persistence, connections, replicas and refused commands.
+    """
     document = server_of(session.inspector, refused_of(session.inspector))
     session.say(document, lambda: print_server(session.tables, document))
 

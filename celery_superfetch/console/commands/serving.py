@@ -112,8 +112,8 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
     metavar="ADDRESS",
     multiple=True,
     callback=_networks,
-    help="Trust the X-Forwarded-* headers of a proxy at this address or in this network, as "
-    "those of a proxy on this machine. Can be given several times.",
+    help="Trust the X-Forwarded-* headers of a proxy at this address or in this network; "
+    "those of a proxy on this machine are trusted anyway. Can be given several times.",
 )
 @click.pass_context
 def web(

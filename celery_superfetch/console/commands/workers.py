@@ -49,7 +49,7 @@ QUEUES_NAMED = 5  # queues that a row of a terminal names
 @click.option("--wide", is_flag=True, help="Show all columns, each worker on one line.")
 @in_session
 def workers(session: Session, wide: bool) -> None:
-    """List the workers, those in need first."""
+    """List the workers, those that need attention first."""
     document = workers_of(session.inspector)
 
     def text() -> None:
@@ -89,7 +89,9 @@ def _shown(row: Mapping[str, Any], is_wide: bool) -> dict[str, object]:
 @command(workers, "show")
 @click.argument("name", metavar="WORKER")
 def show_worker(session: Session, name: str) -> None:
-    """Show one worker and its jobs; or, of a dead one, how it ended and what became of its jobs.
+    """Show one worker and its jobs, or how a dead one ended.
+
+    Of a dead one it also shows what became of its jobs.
 
     WORKER is its node name, such as celery@web-1, or its worker id. Exit code 1: neither a worker
     nor a death of the last seven days has the name.
