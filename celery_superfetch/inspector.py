@@ -62,7 +62,7 @@ from .store.parked_jobs import ParkedJobs
 from .store.paused_queues import Pause, PausedQueues
 from .store.queues import Queues, Suspects
 from .store.redis.server import DEADLOCK, DEADLOCK_FIX, MAY_DEADLOCK, info, setting
-from .store.redis.trouble import advice_for
+from .store.redis.trouble import advice_for, trouble_of
 from .store.redis.urls import client_at
 from .store.runs import Runs, RunSums
 from .store.stats import Counts, Stats
@@ -74,7 +74,7 @@ if TYPE_CHECKING:  # a probe waits for neither
 
 __all__ = ["READER_TIMEOUT_S", "STATES", "Counts", "InFlightCounts", "Inspector", "JobPlace"]
 __all__ += ["RunSums"]
-__all__ += ["FOUND_MOST", "Pause", "SeenClaim", "SeenJob", "Sought", "advice_for"]
+__all__ += ["FOUND_MOST", "Pause", "SeenClaim", "SeenJob", "Sought", "advice_for", "trouble_of"]
 __all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
 __all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]

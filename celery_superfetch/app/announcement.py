@@ -105,8 +105,9 @@ class Announcement:
         job = self.dead.exact(self.dead_id)
         if job is None:
             logger.warning(
-                "Failure notification for job %s has no effect: the job is no longer in the dead "
-                "set (it was retried, deleted or dropped at a limit meanwhile).",
+                "Failure notification has no effect (dead_id=%s): the job is no longer in the dead "
+                "set (it was retried, deleted or dropped at a limit meanwhile). Unless it was "
+                "retried, inform its caller yourself.",
                 self.title,
             )
             return
@@ -114,8 +115,9 @@ class Announcement:
             # If such a notice had an effect, any producer could send one and so run the errbacks of
             # other jobs again.
             logger.warning(
-                "Failure notification %s has no effect: dead job %s was announced before, or has "
-                "another notification. If this repeats, find the program that sends them.",
+                "Failure notification has no effect (task_id=%s, dead_id=%s): the caller of that "
+                "job was informed before, or another notification informs it. If this repeats, "
+                "find the program that sends them.",
                 one_line(self.notice_id),
                 self.title,
             )
@@ -152,9 +154,9 @@ class Announcement:
         try:
             dead_set_of(self.app, os.getpid()).store_progress(self.job, self.progress)
         except (RedisError, OSError) as exc:
-            logger.warning(
+            logger.info(
                 "The progress of the failure notification for dead job %s was not stored (%s): "
-                "receivers of job_killed may be called again.",
+                "receivers of job_killed may be called again. No message is sent twice.",
                 self.title,
                 exc,
             )
@@ -240,8 +242,8 @@ class Announcement:
             raise  # they could not be sent; a later run of the notice can send them
         except Exception as error:  # before 5.7 Celery lets through what an errback raises
             logger.error(
-                "An errback of dead job %s failed (%s): other errbacks may not have run. Its "
-                "failure was stored. Fix the errback.",
+                "An errback of dead job %s failed (%s): other errbacks may not have run. The "
+                "job's failure was stored. Fix the errback.",
                 self.title,
                 describe(error),
                 exc_info=loggable(error),
@@ -260,8 +262,8 @@ class Announcement:
                     hook(exc, request.id, request.args, request.kwargs)
             except Exception as error:
                 logger.error(
-                    "The hook on_poisoned of dead job %s failed (%s). Its failure was stored. "
-                    "Fix the hook.",
+                    "The hook on_poisoned of dead job %s failed (%s). The job's failure was "
+                    "stored. Fix the hook.",
                     self.title,
                     describe(error),
                     exc_info=loggable(error),

@@ -68,7 +68,8 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
     except Exception as error:  # the caller is informed all the same, without its errbacks
         logger.warning(
             "The body of dead job %s[%s] cannot be decoded: its failure is stored, but its "
-            "errbacks and chord are not called. The traceback follows.",
+            "errbacks do not run, and its chord and chain do not learn of it. The traceback "
+            "follows; inform those that wait for it.",
             one_line(str(job.task)),
             one_line(str(job.task_id)),
             exc_info=loggable(error),

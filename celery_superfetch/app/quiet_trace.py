@@ -51,7 +51,12 @@ class QuietTask(Task):
             took = monotonic() - started
             logger.debug("Task %s[%s] succeeded in %ss: %s", self.name, uuid, took, text)
         except Exception:
-            logger.exception("Task %s[%s] failed; beat sends the next one.", self.name, uuid)
+            logger.exception(
+                "Task %s[%s] failed; beat sends the next one. Workers still recover the jobs of "
+                "dead workers. The traceback follows.",
+                self.name,
+                uuid,
+            )
         finally:
             self.request_stack.pop()
         return None, None, monotonic() - started, text

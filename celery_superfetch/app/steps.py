@@ -23,6 +23,7 @@ celery backends.redis:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -79,7 +80,8 @@ def run(claim: Claim, target: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         logger.warning("%s: the job is requeued and runs again.", exc)
         return _ended_by(Reject(str(exc), requeue=True), exc)
     except Fenced as exc:
-        logger.warning("%s", exc)
+        # If the job is over, nothing was lost and there is nothing to do.
+        logger.log(logging.INFO if claim.is_over else logging.WARNING, "%s.", exc)
         return _ended_by(Ignore(str(exc)), exc)
     except Completed:
         return 0, None, 0.0

@@ -197,7 +197,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
     from ..app.reaper import reaper_of
     from ..errors import SuperfetchError
     from ..store.redis.server import check_cluster, info
-    from ..store.redis.trouble import advice_for
+    from ..store.redis.trouble import advice_for, trouble_of
     from .tables import Tables
 
     app = ctx.obj.app
@@ -222,7 +222,7 @@ def opened(ctx: click.Context, as_json: bool) -> Iterator[Session]:
         url = _uri(app)
         advice = advice_for(exc, url)
         why = f"{str(exc).rstrip('.')}: {advice}" if advice else str(exc)
-        text = f"the broker ({url}) cannot be reached: {why}{hint}"
+        text = f"{trouble_of(exc, f'the broker ({url})')}: {why}{hint}"
         raise Unreachable(_printable(text)) from exc
     finally:
         waits.cancel()

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from ..errors import ConfigError, SuperfetchError
-from ..inspector import READER_TIMEOUT_S, Counts, Inspector, RunSums, advice_for
+from ..inspector import READER_TIMEOUT_S, Counts, Inspector, RunSums, advice_for, trouble_of
 from ..model import fork_gate
 from ..model.arguments import printable
 from ..model.humanize import passed
@@ -143,7 +143,7 @@ class Metrics(Collector):
             self._found = None
             advice = "" if isinstance(exc, SuperfetchError) else advice_for(exc)
             why = f"{str(exc).rstrip('.')}: {advice}" if advice else exc
-            logger.warning("Metrics are not available: the broker cannot be reached: %s", why)
+            logger.warning("Metrics are not available: %s: %s", trouble_of(exc), why)
         finally:
             self._ended = monotonic()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from redis.exceptions import RedisError
 
 from ..errors import SuperfetchError
-from ..inspector import Inspector, advice_for
+from ..inspector import Inspector, advice_for, trouble_of
 from ..model.arguments import printable_lines
 from ..model.humanize import span
 from ..model.process import ProcessImage
@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     """
     options = _parser(app).parse_args(argv)
     answers, why = list[Answer](), f"no answer within {options.timeout:g} s"
-    fix = "check whether it runs"
+    trouble, fix = "the broker cannot be reached", "check whether it runs"
 
     def run() -> None:
-        nonlocal why, fix
+        nonlocal trouble, why, fix
         try:
             answers.append(_answer(options, app))
         except Exception as exc:
-            why = str(exc) or type(exc).__name__
+            trouble, why = trouble_of(exc), str(exc) or type(exc).__name__
             fix = advice_for(exc, getattr(options, "broker", ""))
             if isinstance(exc, SuperfetchError):  # its text has the fix
                 fix = ""
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None, app: Celery | None = None) -> int:
     asking.start()
     asking.join(options.timeout)
     if not answers:
-        text = f"the broker cannot be reached: {why.rstrip('.')}" + (f": {fix}" if fix else "")
+        text = f"{trouble}: {why.rstrip('.')}" + (f": {fix}" if fix else "")
         answers.append(Answer([Finding("critical", "unreachable", text, fix)], []))
     answer = answers[0]
     bad = [finding for finding in answer.findings if finding.level != "note"]

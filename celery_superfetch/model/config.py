@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigError
 
+OPTIONS = "broker_transport_options"  # the setting that has all options; errors begin with it
+
 #: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
 DURATION_MAX_S = 10 * 365 * 86400.0
 
@@ -154,7 +156,8 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
     for name in options:
         if name in REMOVED_OPTIONS:
             raise ConfigError(
-                f"unknown option {name!r}: it was removed. Instead, {REMOVED_OPTIONS[name]}"
+                f"{OPTIONS} has an unknown option {name!r}: it was removed. Instead, "
+                f"{REMOVED_OPTIONS[name]}"
             )
         if name not in valid:
             import difflib  # not loaded for a correct configuration
@@ -162,7 +165,9 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
             if nearest := difflib.get_close_matches(
                 str(name), sorted(valid), n=1, cutoff=LIKENESS_MIN
             ):
-                raise ConfigError(f"unknown option {name!r}: did you mean {nearest[0]!r}?")
+                raise ConfigError(
+                    f"{OPTIONS} has an unknown option {name!r}: did you mean {nearest[0]!r}?"
+                )
     return {name: value for name, value in options.items() if name in TYPE_BY_OPTION}
 
 
@@ -172,8 +177,8 @@ def _check_priority_steps(steps: Any) -> None:
     is_list = isinstance(steps, (list, tuple, range))
     if not is_list or not steps or not all(type(step) is int for step in steps):
         raise ConfigError(
-            "option 'priority_steps' must be a list of at least one whole number, such as [0, 3, "
-            f"6, 9], or [0] for queues without priorities, got {steps!r}"
+            f"{OPTIONS}: option 'priority_steps' must be a list of at least one whole number, such "
+            f"as [0, 3, 6, 9], or [0] for queues without priorities, got {steps!r}"
         )
 
 
@@ -183,12 +188,12 @@ def check(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         # Most values are defaults, which are valid.
         if value != DEFAULTS[name] and (wrong := _wrong_with(name, value)):
-            raise ConfigError(f"option {name!r} must be {wrong}, got {value!r}")
+            raise ConfigError(f"{OPTIONS}: option {name!r} must be {wrong}, got {value!r}")
     interval, ttl = options.get("heartbeat_interval", 0), options.get("owner_ttl", math.inf)
     if ttl < 2 * interval:
         raise ConfigError(
-            f"option 'owner_ttl' must be at least twice 'heartbeat_interval', got {ttl:g} s and "
-            f"{interval:g} s: with less, one late heartbeat would mark a worker dead"
+            f"{OPTIONS}: option 'owner_ttl' must be at least twice 'heartbeat_interval', got "
+            f"{ttl:g} s and {interval:g} s: with less, one late heartbeat would mark a worker dead"
         )
 
 

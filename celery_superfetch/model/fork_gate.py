@@ -136,9 +136,10 @@ def _log_stuck(thread: int) -> None:
     logger.error(
         "Thread %s has been in code of the app or of a library for %g s (a result backend, a "
         "signal receiver). Forks no longer wait for it, so a child that needs one of its locks "
-        "may hang. See where the thread hangs (py-spy dump), and set a timeout there.",
+        "may hang. See where the thread hangs (py-spy dump --pid %d), and set a timeout there.",
         names.get(thread, thread),
         FORK_WAIT_MAX_S,
+        os.getpid(),
     )
 
 

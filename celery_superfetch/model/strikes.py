@@ -273,8 +273,9 @@ def strike_summary(strikes: int, recoveries: int, stops: int = 0) -> str:
 
 def stops_consequence(stops: int, limit: int | None) -> str:
     """Return a job's stops and the next consequence, as one sentence for the log."""
-    fate = f"it is moved to the dead set at stop {limit}"
-    ahead = "its task has no stop_limit" if limit is None else fate
+    ahead = f"it is moved to the dead set at {limit} such runs (stop_limit)"
+    if limit is None:
+        ahead = "this never moves it to the dead set, since its task has no stop_limit"
     runs = "1 run was" if stops == 1 else f"{stops} runs were"
     return f"{runs} cut short because the worker was stopping: {ahead}"
 

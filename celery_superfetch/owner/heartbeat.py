@@ -313,8 +313,8 @@ class HeartbeatSession:
             self.staleness.interrupt()
             logger.info(
                 "Redis restarted, or another server took its place (owner=%s, run_id=%s, "
-                "run_id_before=%s). The worker has registered there again, and reconciles its "
-                "jobs in flight.",
+                "run_id_before=%s). The worker has registered there again, and compares its jobs "
+                "in flight with those of the server.",
                 record.owner,
                 record.run_id or "unknown",
                 before,
@@ -385,8 +385,8 @@ class HeartbeatSession:
     def move(self, params: Params) -> None:
         """Move to the server that took over."""
         logger.warning(
-            "Redis failover: the worker continues at the new primary, and reconciles its jobs in "
-            "flight (owner=%s). Check the old primary.",
+            "Redis failover: the worker continues at the new primary, and compares its jobs in "
+            "flight with those of that server (owner=%s). Check the old primary.",
             self.record.owner,
         )
         self.params = without_retries(params)

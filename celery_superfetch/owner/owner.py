@@ -343,7 +343,8 @@ class Owner:
         if exc := self._try(settle, 2):
             logger.warning(
                 "Acks and requeues were not sent when a channel closed (owner=%s): %s. The jobs "
-                "stay in the private list, until Redis answers or another worker recovers them.",
+                "stay in Redis, in this worker's private list, until Redis answers, or until "
+                "another worker recovers them and they run again. Check Redis.",
                 self.name,
                 exc,
             )

@@ -131,7 +131,7 @@ class OwnerDrain:
         """Return to their queues the jobs that a blocking read has moved to the owner's landing
         lists (one for each queue list), and that no claim has moved on from there: none of them has
         started."""
-        with report.logging_errors(f"landing lists (owner={record.owner})"):
+        with report.logging_errors(f"jobs that were just fetched (owner={record.owner})"):
             report.recovered += self.lists.return_landed(record.owner, record.lists)
 
     def _drain_list(self, death: Death, claims: deque[str]) -> Steps[None]:

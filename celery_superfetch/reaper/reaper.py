@@ -134,10 +134,11 @@ class Reaper(Structure):
             if self.registry.register_unknown_owner(owner, queue_lists):
                 registered += 1
                 logger.warning(
-                    "Unknown worker registered (owner=%s): Redis has jobs of it, and no record. "
-                    "They are recovered after owner_ttl without a heartbeat: keep a worker "
-                    "running, or call `%s reap --wait %.0f`.",
+                    "Unknown worker found and registered (owner=%s): Redis has jobs of it, but no "
+                    "record. They are recovered after %g s without a heartbeat of it (owner_ttl): "
+                    "keep a worker running, or call `%s reap --wait %.0f`.",
                     owner,
+                    self.config.owner_ttl,
                     command(),
                     watch_time(self.config.owner_ttl),
                 )
@@ -194,7 +195,7 @@ class Reaper(Structure):
         for owner, record in self.registry.records(tombstones).items():
             if owner in self._drain.owners:
                 continue
-            with report.logging_errors(f"tombstone (owner={owner})"):
+            with report.logging_errors(f"jobs of a worker that was declared dead (owner={owner})"):
                 full = held[owner].in_flight
                 if full:
                     yield from self._drain.in_steps(record, DECLARED_DEAD_BEFORE, report)

@@ -166,7 +166,7 @@ class AuditList(Structure):
     def _say(self, entry: AuditEntry, exc: Exception) -> None:
         logger.warning(
             "Entry of the audit list was not written: the change itself is not affected "
-            "(action=%s by=%s subject=%s outcome=%s): %s. Check the server's memory, and that "
+            "(action=%s, by=%s, subject=%s, outcome=%s): %s. Check the server's memory, and that "
             "its ACL allows key %s.",
             entry.action,
             entry.by,

@@ -55,13 +55,13 @@ def publish_step(step: Step, push: Callable[[str, Claim, bool], int]) -> None:
         done = push(run.earlier, run.claim, is_over)
         if done < 0:
             raise Fenced(
-                f"Lost ownership of job {run.title}, which may run elsewhere: this run publishes "
-                f"nothing (next step {step.task}[{step.task_id}]) and stores no result"
+                f"Lost ownership of job {run.title}, which may run elsewhere: this run sends no "
+                f"further message (next: {step.task}[{step.task_id}]) and stores no result"
             )
         if not done:
             logger.info(
-                "Step %s[%s] of job %s was published by an earlier run, and is not published "
-                "again.",
+                "Task %s[%s], which follows job %s, was published by an earlier run of that job, "
+                "and is not published again.",
                 step.task,
                 step.task_id,
                 run.title,

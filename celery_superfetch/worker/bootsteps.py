@@ -296,4 +296,7 @@ def _first_pass(app: Any, owner: Owner) -> None:
         # which it could judge other owners, and a thousand workers may start at once.
         maintenance.add_suspects(maintenance.reaper.reap(owner.host_peers))
     except Exception:
-        logger.exception("The reap pass at the worker's start failed; the next pass tries again.")
+        logger.exception(
+            "The reap pass at the worker's start failed: jobs of dead workers wait until the next "
+            "pass. The traceback follows."
+        )

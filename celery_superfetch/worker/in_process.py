@@ -55,7 +55,7 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
         logger.error(
             "Job %s has failed: Celery raised an error outside the task's own code. The "
             "traceback follows.",
-            request.id,
+            request.title,
             exc_info=error,
         )
         return info

@@ -493,8 +493,8 @@ class LeasedRequest(Request):
             self.send_event("task-rejected", requeue=not self._killed)
         except Exception:
             logger.exception(
-                "Job %s could not be requeued after its run was lost (%s): it stays in this "
-                "worker's private list, and is recovered when the worker ends. Restart the "
+                "Job %s could not be requeued after its run was lost (%s): it stays in Redis, in "
+                "this worker's private list, and is recovered when the worker ends. Restart the "
                 "worker.",
                 self.title,
                 self._cut_short,

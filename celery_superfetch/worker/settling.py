@@ -61,8 +61,8 @@ def settle(
         return end()
     except (RedisError, OSError) as exc:
         logger.warning(
-            "Job %s (%s) could not be requeued or moved yet (%s): it is safe in this worker's "
-            "private list until Redis answers.",
+            "Job %s (%s) could not be requeued or moved yet (%s): it is safe in Redis, in this "
+            "worker's private list, until Redis answers. Check Redis.",
             delivery.job.title,
             why,
             exc,
@@ -111,8 +111,9 @@ def _settle_after_error(request: Any, error: BaseException, kind: str) -> None:
         state.task_ready(request)  # frees the slot in Celery's books
         if request.acknowledged or not request.delivery.is_open:
             logger.error(
-                "Job %s was settled, but a callback of its end failed: a caller or a monitor may "
-                "miss its result. Check whether the result backend answers.",
+                "Job %s was settled (acked, requeued or moved), but a callback of its end failed: "
+                "a caller or a monitor may miss its result. Check whether the result backend "
+                "answers.",
                 request.title,
                 exc_info=error,
             )
@@ -121,8 +122,8 @@ def _settle_after_error(request: Any, error: BaseException, kind: str) -> None:
             _recover(request, error, kind)
     except Exception:
         logger.exception(
-            "Job %s could not be requeued: it stays in this worker's private list, and is "
-            "recovered when the worker ends. Restart the worker.",
+            "Job %s could not be requeued: it stays in Redis, in this worker's private list, and "
+            "is recovered when the worker ends. Restart the worker.",
             request.title,
         )
 
@@ -133,7 +134,7 @@ def _recover(request: Any, error: BaseException, kind: str) -> None:
     delivery, app = request.delivery, request.app
     logger.error(
         "Job %s ended, but its outcome could not be recorded: it runs again, up to its strike "
-        "limit. Fix its request class, or what else raised this error.",
+        "limit. Fix the task's own Request class, or what else raised this error.",
         request.title,
         exc_info=error,
     )

@@ -120,8 +120,8 @@ class Stopper(threading.Thread):
         except Exception:  # the channel's close requeues them
             logger.exception(
                 "Worker stopping: jobs that had not started could not be requeued yet. They are "
-                "safe in the private list, and are requeued when the connection closes, or "
-                "recovered by another worker."
+                "safe in Redis, in this worker's private list, and are requeued when the "
+                "connection closes, or recovered by another worker."
             )
         else:
             if count:

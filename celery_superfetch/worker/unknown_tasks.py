@@ -87,7 +87,7 @@ class Discards:
             here = f"task {message_of(exc)} is not registered"
         counters = delivery.lease.counters
         returns = counters.requeues if counters else 0
-        why = "no other live worker of its queue has different tasks"
+        why = "all live workers of its queue have the same tasks"
         if other := self._who_may_know(delivery):
             if returns < REQUEUES_MAX:
                 return self._postpone(delivery, here, returns, other)
@@ -128,8 +128,8 @@ class Discards:
         pause = min(returns + 1, LONGEST_PAUSE)
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
-            "Job %s scheduled for its queue in %d s or more: %s on this worker. Worker %s has "
-            "other tasks, and may run it.",
+            "Job %s waits for %d s or more, and then returns to its queue: %s on this worker. "
+            "Worker %s has other tasks, and may run it.",
             delivery.job.title,
             pause,
             here,

@@ -115,7 +115,8 @@ def reject_unreadable(
     if not delivery.is_open:
         logger.error(
             "Celery raised an error while it discarded job %s, which this worker had already "
-            "settled. The traceback follows.",
+            "settled (acked, requeued or moved). This worker does nothing more with the job; the "
+            "traceback follows.",
             job.title,
             exc_info=shown,
         )

@@ -166,7 +166,7 @@ def thaw(
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_who_was_taken_for_dead_hands_on_nothing(worker, app, ledger, db, pool):
     sleeper = thaw(worker, app, ledger, db, pool)
-    sleeper.wait_log("which may run elsewhere: this run publishes nothing")
+    sleeper.wait_log("which may run elsewhere: this run sends no further message")
     eventually(lambda: db.stat("ownership_lost") == 1)
     assert db.length(NEXT) == 1
 

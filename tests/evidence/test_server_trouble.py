@@ -239,8 +239,8 @@ def test_a_queue_key_of_another_type_is_named_and_the_other_queues_go_on(
     assert "Traceback" not in one.log()
     assert db.client.get("broken") == b"precious"
     if not at_start:
-        one.wait_log("No job can be claimed from queue list broken: WRONGTYPE")
-        assert one.log().count("No job can be claimed from queue list broken") == 1, "not repeated"
+        one.wait_log("No job can be claimed from a queue (queue=broken): WRONGTYPE")
+        assert one.log().count("claimed from a queue (queue=broken)") == 1, "not repeated"
     db.client.delete("broken")
     shop.note.apply_async(("mended",), queue="broken")
     eventually(lambda: ledger.finishes().get("mended"), message="it is served once it is mended")

@@ -59,7 +59,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     assert dead["task"] == NEW
     assert (
         dead["reason"]
-        == f"task '{NEW}' is not registered; no other live worker of its queue has different tasks"
+        == f"task '{NEW}' is not registered; all live workers of its queue have the same tasks"
     )
     assert cli("status", "--json").json()["dead_set"]["unannounced"] == 0
     assert "Requeued to new" in cli("dead", "retry", sent.id, "--to", "new").out
@@ -187,7 +187,7 @@ def test_they_wait_for_a_worker_that_is_about_to_consume_their_queue(
     app.send_task(NEW, ("a",))
     if without:
         [dead] = eventually(db.dead)
-        assert "no other live worker" in dead["reason"]
+        assert "all live workers of its queue have the same tasks" in dead["reason"]
     else:
         eventually(db.parked)
     ledger.release("consumer")

@@ -174,5 +174,8 @@ def _selected(session: Session, which: dict[str, Any]) -> Iterable[str]:
         )
     view = view_of(inspector, overview_of(inspector), which["queue"])
     if view is None:
-        raise click.ClickException(f"Queue {which['queue']!r} is unknown.")
+        raise click.ClickException(
+            f"Queue {which['queue']!r} is unknown: no setting, worker or job names it. `status "
+            "--wide` lists all queues."
+        )
     return waiting_ids(inspector, [row["list"] for row in view["lists"]], which["task"])

@@ -45,8 +45,8 @@ def _named_tokens(ctx: click.Context, option: click.Parameter, text: str | None)
     if not all(name and colon for name, colon, _ in pairs):
         raise click.BadParameter("must be NAME:TOKEN, several of them separated by spaces")
     names = [name for name, *_ in pairs]
-    if len({*names}) < len(names):
-        raise click.BadParameter("two tokens have the same name")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise click.BadParameter(f"two tokens have the same name: {', '.join(twice)}")
     return {name: token for name, _, token in pairs}
 
 

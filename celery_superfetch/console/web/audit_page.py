@@ -30,8 +30,9 @@ AUDIT_SHOWN = 100
 AT_ONCE_MOST = 100
 
 CANNOT_CONTINUE = (
-    "This change cannot be continued: its jobs are stored for a day, for ten changes, and for "
-    "those of the page alone. Select the jobs again, or repeat the command."
+    "This change cannot be continued: its list of jobs is gone, or it was made by a command. Lists "
+    "are kept for a day, of the page's last ten unfinished changes. Select the jobs again, or "
+    "repeat the command."
 )
 
 NONE_MATCHES = "No job matches: nothing can be changed."
@@ -84,7 +85,8 @@ class AuditPage:
         if row is None or action is None or not ids:
             raise HTTPException(409, CANNOT_CONTINUE)
         if row["state"] in (COMPLETE, UNDER_WAY):
-            raise HTTPException(409, f"This change is {row['state']}.")
+            state = row["state"]
+            raise HTTPException(409, f"This change is {state}: there is nothing to continue.")
         entry = self._runner.entry_of(change) or found["entry"]
         record = AuditRecord(inspector.audit, replace(entry, state=UNDER_WAY, outcome=""))
         self._runner.start(inspector, lambda: record, action, ids)

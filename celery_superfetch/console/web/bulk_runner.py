@@ -91,7 +91,7 @@ class BulkRunner:
             carry_out(self._app, inspector, record, action, ids)
         except (RedisError, SuperfetchError, OperationalError) as exc:
             logger.warning(
-                "Bulk action stopped (change=%s action=%s jobs=%d dealt_with=%d): %s. Its other "
+                "Bulk action stopped (change=%s, action=%s, jobs=%d, dealt_with=%d): %s. Its other "
                 "jobs are where they were. Continue it on the page, under Audit.",
                 change,
                 action.name,
@@ -101,7 +101,14 @@ class BulkRunner:
             )
             audit.finish(record, INTERRUPTED, str(exc))
         except Exception as exc:
-            logger.exception("Bulk action failed (change=%s action=%s)", change, action.name)
+            logger.exception(
+                "Bulk action failed (change=%s, action=%s, jobs=%d, dealt_with=%d): it stopped in "
+                "the next batch. Fix the error below, and continue it on the page, under Audit.",
+                change,
+                action.name,
+                len(ids),
+                record.entry.dealt_with,
+            )
             audit.finish(record, INTERRUPTED, type(exc).__name__)
         else:
             audit.finish(record, COMPLETE, record.entry.outcome)

@@ -13,7 +13,7 @@ FORM_MAX_BYTES, SMALL_FORM_MAX_BYTES = 1_000_000, 4_096
 #: An id takes 40 bytes and more.
 FORM_MAX_FIELDS = 25_000
 
-NOTHING_TO_DO = "This form says nothing that can be done."
+NOTHING_TO_DO = "This form asks for no known action. Reload the page and try again."
 
 TOO_MUCH = "This form is too large. Select fewer jobs."
 

@@ -57,6 +57,7 @@ FULL = (
     "its memory is full (maxmemory). Make room (the view Server shows what fills it), or raise "
     "maxmemory, and try again."
 )
+READ_ONLY = "This page is read-only. To change jobs, start it with --allow-changes."
 ASK_FOR_TOKEN = "Enter the token with which this page was started."
 CODE_REFUSED = (
     "The code in this address no longer logs in: it is valid once. Enter the token with which "
@@ -173,7 +174,7 @@ class Page:
                 return await run_in_threadpool(view, request)
             _check_sender(request)
             if changes and self._read_only:
-                raise HTTPException(403, "This page is read-only.")
+                raise HTTPException(403, READ_ONLY)
             body = await read_body(request, FORM_MAX_BYTES if changes else SMALL_FORM_MAX_BYTES)
             return await run_in_threadpool(lambda: view(request, parse_form(body)))
 

@@ -61,8 +61,8 @@ ACKS_PER_COMMAND = 1000
 REFUSED_INTERVAL = 5.0  # seconds until a requeue or a park that the server refused is sent again
 
 NOT_YET = (
-    "Requeue failed (jobs=%d): %s. The jobs are safe in the private list: they are requeued when "
-    "Redis accepts it, or recovered when this worker ends. Check Redis."
+    "Requeue failed (jobs=%d): %s. The jobs are safe in Redis, in this worker's private list: they "
+    "are requeued when Redis accepts it, or recovered when this worker ends. Check Redis."
 )
 
 
@@ -398,8 +398,9 @@ class PendingLeases:
             self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
         logger.error(
-            "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued, and "
-            "wait in a worker's memory until Redis accepts them. Next try in %g s.",
+            "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued; "
+            "until Redis accepts them, they wait in the memory of a worker. Next try in %g s. "
+            "Check Redis.",
             len(some),
             some[0].job.queue_list,
             reply,

@@ -73,7 +73,9 @@ def as_connection_error() -> Iterator[None]:
         if not any(reason in str(exc) for reason in REFUSES_ALL):
             raise
         text = f"the server refuses all writes at the moment ({str(exc).rstrip('.')})"
-        logger.warning("Connecting to Redis again after a pause: %s.", text)
+        logger.warning(
+            "Connecting to Redis again after a pause: %s. Check its disk and replicas.", text
+        )
         raise ConnectionError(text) from exc
 
 

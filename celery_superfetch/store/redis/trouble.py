@@ -1,14 +1,22 @@
-"""Advice on errors of the Redis server, for the person who reads them: ``advice_for``.
+"""Words for errors of the Redis server, for the person who reads them: ``trouble_of`` says what
+happened, ``advice_for`` what to do.
 
-The command line, the console's health check (``console/probe.py``) and its metrics call it, each in
-a process of its own, to print a broker's error. It only maps texts: nothing is sent to Redis, and
-if the process dies, nothing has to be repaired.
+The command line, the console's health check (``console/probe.py``) and its metrics call them, each
+in a process of its own, to print a broker's error. They only map texts: nothing is sent to Redis,
+and if the process dies, nothing has to be repaired.
 """
 
 from __future__ import annotations
 
-from redis.exceptions import AuthenticationError, BusyLoadingError, ReadOnlyError, TimeoutError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+)
 
+from ...errors import SuperfetchError
 from .tls import WrongScheme
 
 NO_PASSWORD = "the server requires a password: put it into the URL, redis://:PASSWORD@host"
@@ -40,6 +48,22 @@ ADVICE_BY_TEXT = {
     "wrong_version_number": "the server does not speak TLS: use redis:// instead of rediss://",
     "wrong version number": "the server does not speak TLS: use redis:// instead of rediss://",
 }
+
+
+def trouble_of(error: BaseException, broker: str = "the broker") -> str:
+    """Return what has happened, as the beginning of a message: a server that refuses a command was
+    reached.
+
+    Arguments:
+        error: of the server, of the network or of the app's settings.
+        broker: its name in the message.
+    """
+    if isinstance(error, SuperfetchError):
+        return f"{broker} cannot be checked"
+    # kombu raises an error of its own from that of the server.
+    if isinstance(error, ResponseError) or isinstance(error.__cause__, ResponseError):
+        return f"{broker} refused a command"
+    return f"{broker} cannot be reached"
 
 
 def advice_for(error: BaseException, url: str = "") -> str:

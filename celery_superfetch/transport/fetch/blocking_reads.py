@@ -187,7 +187,7 @@ class BlockingReads:
         if now >= self._silenced.get(name, 0.0):
             self._silenced[name] = now + COMPLAINT_INTERVAL
             logger.error(
-                "No job can be claimed from queue list %s: %s. No job was moved, and other "
+                "No job can be claimed from a queue (queue=%s): %s. No job was moved, and other "
                 "queues continue. If another program uses that key, rename the key or the queue.",
                 name,
                 why,
@@ -367,7 +367,10 @@ class BlockingReads:
         wait, and the server allows it; else by asking once a second whether one has jobs."""
         now = monotonic()
         if self._tracker is not None and self._tracker.overdue(READ_OVERDUE_S):
-            logger.warning("Key tracking got no reply in time; its connection is replaced.")
+            logger.warning(
+                "No reply in time on the connection by which Redis reports new jobs (key "
+                "tracking): it is replaced. If this repeats, check Redis and the network."
+            )
             self._close_tracker()
         if now < self._refused.get(KeyTracker, 0.0):
             return

@@ -193,8 +193,8 @@ class Probation:
             )
         elif self._quiesces and not quiesces:
             logger.info(
-                "This worker claims jobs again. Jobs still on probation run in isolation when a "
-                "worker is idle, or now alongside other jobs."
+                "This worker claims jobs again. A job that is still on probation runs in "
+                "isolation once a worker is idle, or alongside other jobs."
             )
         self._quiesces = quiesces
         return answer.alongside and not quiesces

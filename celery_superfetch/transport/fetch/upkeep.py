@@ -54,8 +54,9 @@ class Upkeep:
             owner.catch_up()  # does this in a worker
         if self.reads.overdue:
             logger.warning(
-                "A blocking read got no reply in time: its connection is replaced, "
-                "and the worker reconciles its jobs in flight."
+                "No reply in time on a connection that waits for a job: it is replaced, and jobs "
+                "whose delivery was lost are requeued. If this repeats, check Redis and the "
+                "network."
             )
             leases.needs_reconcile = True
         if self._outages != owner.outages:
@@ -71,9 +72,9 @@ class Upkeep:
         # landing list then, and is requeued with the others.
         self.reads.close()
         if requeued_count := self.owner.reconcile():
-            logger.warning(
-                "Jobs requeued without a strike (jobs=%d, owner=%s): the replies to their claims "
-                "were lost.",
+            logger.info(
+                "Jobs requeued without a strike (jobs=%d, owner=%s): Redis had moved them to this "
+                "worker, in replies that were lost.",
                 requeued_count,
                 self.owner.name,
             )

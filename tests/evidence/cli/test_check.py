@@ -218,7 +218,7 @@ def test_a_server_that_says_nothing_or_is_not_there(probe, cli, words):
 
 def test_an_app_that_cannot_be_served_is_critical(cli):
     found = cli("check", superfetch=False, code=2).out
-    assert "CRITICAL: the broker cannot be reached: the app's broker" in found
+    assert "CRITICAL: the broker cannot be checked: the app's broker" in found
     found = cli("check", conf={"broker_transport_options": {"strike_limt": 3}}, code=2).out
     assert "did you mean 'strike_limit'" in found
 

@@ -142,5 +142,5 @@ def test_jobs_that_the_server_does_not_take_are_said_without_a_traceback(cli, fr
     Bench(server.client()).owner(lists=["celery"])
     server.client().config_set("maxmemory", 1)
     done = cli("drill", "--queue", "celery", "--yes", code=1, url=server.url(), process=True)
-    assert "cannot be reached: " in done.err
+    assert "refused a command: " in done.err
     assert "used memory > 'maxmemory'" in done.err

@@ -127,7 +127,7 @@ def test_who_has_lost_his_job_sends_nothing(pool, kind):
     lost = pool.take()
     pool.bench.client.delete(pool.bench.keys.private(pool.owner.owner))
     said = str(raised(pool.run(lost), Ignore))
-    assert "which may run elsewhere: this run publishes nothing" in said
+    assert "which may run elsewhere: this run sends no further message" in said
     assert not pool.sent()
 
 

@@ -169,7 +169,7 @@ def test_an_entry_that_cannot_be_written_is_logged_and_the_change_is_made(
     logged = [record.getMessage() for record in caplog.records]
     assert logged
     assert all("the change itself is not affected" in text for text in logged)
-    assert "action=dead purge by=ann subject=all outcome=deleted 2 jobs" in logged[-1]
+    assert "action=dead purge, by=ann, subject=all, outcome=deleted 2 jobs" in logged[-1]
     assert audit.newest(0, 9) == []
     client.execute_command("ACL", "SETUSER", "default", "+hset")
     client.config_set("maxmemory", 0)

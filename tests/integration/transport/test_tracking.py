@@ -112,7 +112,7 @@ def test_a_connection_that_says_nothing_is_replaced(inbox, monkeypatch, caplog):
     eventually(lambda: inbox.turn() or deaf.connection.waits_since, message="it asks again")
     deaf.connection._connection.read_response()  # the reply that never came
     eventually(lambda: inbox.turn() or told._tracker not in (deaf, None))
-    assert "its connection is replaced" in caplog.text
+    assert "(key tracking): it is replaced" in caplog.text
 
 
 def test_after_a_flush_the_next_job_is_told_of(inbox, server):
