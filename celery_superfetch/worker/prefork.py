@@ -181,6 +181,9 @@ def keep_partial_results(pool: Any) -> None:
     then makes a new event loop with a new reader, which would take the next piece for the start of
     a result: the worker would end by an unpickling error, or wait for ever.
 
+    Also read the rest when the child has died. Celery would take that, too, for the start of a
+    result: a job that has finished would get a strike.
+
     Report: A large result that was read in part is lost when the event loop is reset.
     """
     processes = pool._pool
@@ -197,7 +200,24 @@ def keep_partial_results(pool: Any) -> None:
             reading[fd] = child, message
         return message
 
+    flush = processes.process_flush_queues
+
+    def finish_and_flush(child: Any) -> None:
+        """Read what a dead child has written."""
+        whose, message = reading.get(child.outqR_fd, (None, None))
+        if whose is child and message.gi_frame is not None:
+            try:
+                next(message)  # up to the end of the result, or until the pipe is empty
+            except StopIteration:
+                pass
+            except (OSError, EOFError):
+                return
+            else:  # the child died before it had written the rest
+                return
+        flush(child)
+
     results._recv_message = begin_or_go_on
+    processes.process_flush_queues = finish_and_flush
 
 
 def unpickle_or_end(child: Any, stream: Any) -> Any:
@@ -230,9 +250,12 @@ def read_last_messages(pool: Any) -> None:
 
     def read_first(job: Any, pid: int) -> None:
         child = job._write_to
-        if not (job._accepted or child is None or child.dead or child.exitcode is None):
+        # Not ``_accepted``: during a flush, ``keep_running_jobs`` sets that of jobs whose start has
+        # not been read.
+        has_started = job._time_accepted is not None
+        if not (has_started or child is None or child.dead or child.exitcode is None):
             processes.process_flush_queues(child)
-            if job._accepted:
+            if job._time_accepted is not None:
                 return  # it has started: Celery reports its loss when it finds the child's exit
         give_away(job, pid)
 

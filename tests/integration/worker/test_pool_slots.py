@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +22,7 @@ from celery_superfetch.model.start_permit import clock
 from celery_superfetch.worker.outcomes import TooLate, run_and_pack
 from celery_superfetch.worker.pool_process import PoolProcess
 from celery_superfetch.worker.pool_slots import PoolSlots
-from celery_superfetch.worker.prefork import keep_running_jobs
+from celery_superfetch.worker.prefork import apply_repairs
 from celery_superfetch.worker.run_job import run_job
 from support.waiting import eventually
 
@@ -61,7 +64,8 @@ class Bench:
         )
         self.freed: list[int] = []
         outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)
-        keep_running_jobs(outer, lambda request: None)
+        self.requeued: list[Request] = []
+        apply_repairs(outer, self.requeued.append, self.hub.call_later)
         self.slots = PoolSlots(outer, lambda: self.freed.append(self.slots.idle_count), 4.0)
         self.shrink, self.flush = outer.shrink, outer.flush
         self.pool.register_with_event_loop(self.hub)
@@ -103,8 +107,10 @@ class Bench:
 
     def close(self) -> None:
         for process in self.pool._pool:
-            os.kill(process.pid, signal.SIGKILL)
+            if process.exitcode is None:
+                os.kill(process.pid, signal.SIGKILL)
         self.pool._state = 1
+        self.pool._cache.clear()  # at its end this process would wait for the results
         self.hub.close()
 
 
@@ -234,3 +240,78 @@ def test_a_process_that_runs_a_job_is_no_slot_after_a_lost_connection(start, tmp
     bench.flush()
     assert bench.slots.idle_count == 1
     held.unlink()
+
+
+def test_a_job_whose_process_dies_in_a_flush_is_no_job_that_has_not_started(start, tmp_path):
+    """Its messages were not read: it ran again without a strike, even if it had finished."""
+    done = tmp_path / "done"
+    bench = start(2).up()
+    first, last = bench.pool._pool
+    bench.stop(first.pid, last.pid)
+    requests = [bench.send(done.touch), bench.send(done.touch)]
+    bench.until(lambda: all(bench.job_of(request)._write_to for request in requests))
+    [unread] = [request for request in requests if bench.job_of(request)._write_to is first]
+    [started] = {*requests} - {unread}
+    os.kill(last.pid, signal.SIGCONT)
+    eventually(done.exists)
+    read = bench.pool.process_flush_queues
+
+    def read_and_kill(process: Any) -> None:
+        """The pool looks at the last process first: that dies when the pool has found it alive."""
+        read(process)
+        if process is first and last.exitcode is None:
+            os.kill(last.pid, signal.SIGKILL)
+            eventually(lambda: last.exitcode is not None)
+
+    bench.pool.process_flush_queues = read_and_kill
+    os.kill(first.pid, signal.SIGKILL)
+    eventually(lambda: first.exitcode is not None)
+    bench.flush()
+    assert bench.requeued == [unread]
+    assert started.accepted_by == last.pid
+
+
+def read_in_part(bench: Bench) -> int:
+    """Wait until the pool has read a part of a result; return the number of bytes that are left."""
+
+    def is_partial() -> bool:
+        return any(hasattr(reader, "gi_frame") for reader, _ in bench.hub.readers.values())
+
+    bench.until(is_partial)
+    [message] = [r for r, _ in bench.hub.readers.values() if hasattr(r, "gi_frame")]
+    left: int = message.gi_frame.f_locals["body_size"] - message.gi_frame.f_locals["Br"]
+    return left
+
+
+def in_pipe(process: Any) -> int:
+    return int.from_bytes(ioctl(process.outqR_fd, FIONREAD, b"\0" * 4), sys.byteorder)
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    eventually(lambda: process.exitcode is not None)
+
+
+def test_a_result_of_which_the_rest_is_in_the_pipe_of_a_dead_process_is_read(start):
+    """Its rest was read as the start of a message: a job that had finished got a strike."""
+    bench = start(1).up()
+    [process] = bench.pool._pool
+    request = bench.send(bytes, 100_000)
+    left = read_in_part(bench)
+    eventually(lambda: in_pipe(process) == left)
+    kill(process)
+    bench.pool.maintain_pool()
+    assert request.ended_by == bytes(100_000)
+
+
+def test_a_result_that_a_dead_process_has_not_written_in_full_is_no_error(start):
+    bench = start(1).up()
+    [process] = bench.pool._pool
+    request = bench.send(bytes, 50_000_000)
+    read_in_part(bench)
+    kill(process)
+    bench.pool.maintain_pool()
+    assert request.accepted_by == process.pid
+    assert not request.ended_by
+    assert not bench.pool._cache, "the job is lost"
+    bench.up()
