@@ -27,6 +27,7 @@ billiard ._pool.
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
     listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll
+    end the write of a job to a dead child: asynpool:_get_job_writer(job)
 celery .
     keep what runs through a lost connection: flush() _pool.outbound_buffer.__iter__()
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
@@ -46,6 +47,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
+from celery.concurrency.asynpool import _get_job_writer
 from celery.utils.log import get_logger
 
 from ..model import fork_gate
@@ -151,16 +153,22 @@ def keep_running_jobs(pool: Any, requeue: Callable[[Any], None]) -> None:
         reading = [jobs[id] for id in pipes if pipes[id] and not jobs[id]._accepted]
         for job in reading:
             job._accepted = True  # for the flush alone, in which Celery keeps accepted jobs
+            # If a child dies that has a part of a job, Celery discards the job. Then it finds no
+            # job of this child, and gives the pipe, with that part in it, to the next child. Celery
+            # 5.5 also keeps the writer of the job, and would wait for that for ever.
+            if (writer := _get_job_writer(job)) is not None:
+                job.discard = writer.close
         accepted_jobs = {id: job for id, job in jobs.items() if job._accepted}
         try:
             flush()
         finally:
             for job in reading:
                 job._accepted = job._time_accepted is not None
+                vars(job).pop("discard", None)
             _remember(processes, accepted_jobs)
             for id, job in reversed(list(jobs.items())):
-                child = pipes.get(id)
-                lost = id not in processes._cache or (child is not None and child.dead)
+                child = pipes.get(id)  # None: no child was given the job, and none will be
+                lost = id not in processes._cache or child is None or child.dead
                 if lost and job._time_accepted is None and not job.ready():
                     job.discard()
                     requeue(request_of(job._accept_callback))

@@ -6,10 +6,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,10 @@ class Bench:
     def stop(self, *pids: int) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
+
+    def resume(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         for process in self.pool._pool:
@@ -271,14 +276,18 @@ def test_a_job_whose_process_dies_in_a_flush_is_no_job_that_has_not_started(star
     assert started.accepted_by == last.pid
 
 
-def read_in_part(bench: Bench) -> int:
-    """Wait until the pool has read a part of a result; return the number of bytes that are left."""
+def read_in_part(bench: Bench, process: Any, request: Request) -> int:
+    """Wait until the pool has read a part of a result, which is larger than a pipe; return the
+    number of bytes that are left."""
 
-    def is_partial() -> bool:
-        return any(hasattr(reader, "gi_frame") for reader, _ in bench.hub.readers.values())
+    def partial_reads() -> list[Any]:
+        return [reader for reader, _ in bench.hub.readers.values() if hasattr(reader, "gi_frame")]
 
-    bench.until(is_partial)
-    [message] = [r for r, _ in bench.hub.readers.values() if hasattr(r, "gi_frame")]
+    bench.until(lambda: bench.job_of(request)._write_to)
+    eventually(lambda: in_pipe(process) > 60_000)
+    bench.stop(process.pid)  # it would fill the pipe while the pool reads
+    [message] = bench.until(partial_reads)
+    bench.resume([process.pid])
     left: int = message.gi_frame.f_locals["body_size"] - message.gi_frame.f_locals["Br"]
     return left
 
@@ -297,7 +306,7 @@ def test_a_result_of_which_the_rest_is_in_the_pipe_of_a_dead_process_is_read(sta
     bench = start(1).up()
     [process] = bench.pool._pool
     request = bench.send(bytes, 100_000)
-    left = read_in_part(bench)
+    left = read_in_part(bench, process, request)
     eventually(lambda: in_pipe(process) == left)
     kill(process)
     bench.pool.maintain_pool()
@@ -308,10 +317,52 @@ def test_a_result_that_a_dead_process_has_not_written_in_full_is_no_error(start)
     bench = start(1).up()
     [process] = bench.pool._pool
     request = bench.send(bytes, 50_000_000)
-    read_in_part(bench)
+    read_in_part(bench, process, request)
     kill(process)
     bench.pool.maintain_pool()
     assert request.accepted_by == process.pid
     assert not request.ended_by
     assert not bench.pool._cache, "the job is lost"
     bench.up()
+
+
+def test_a_job_that_is_not_written_when_a_flush_begins_is_requeued(start):
+    """Celery 5.5 kept it in its table of jobs while it wrote another: it stayed in flight."""
+    bench = start(2).up()
+    bench.stop(*bench.pids())
+    large = bench.send(len, b"x" * 1_000_000)  # more than a pipe has room for
+    bench.until(lambda: bench.job_of(large)._write_to)
+    small = bench.send()
+    Timer(0.5, bench.resume, [bench.pids()]).start()  # a flush writes what it has begun with
+    bench.flush()
+    assert bench.requeued == [small]
+    bench.until(lambda: large.ended_by)
+
+
+def test_a_job_of_which_a_part_is_in_the_pipe_of_a_process_that_dies_in_a_flush_is_requeued(start):
+    """Celery forgot it, and gave the pipe to the next process, which waited for the rest."""
+    bench = start(2).up()
+    pids = bench.pids()
+    bench.stop(*pids)
+    requests = [bench.send(len, b"x" * 1_000_000) for _ in pids]
+    bench.until(lambda: all(bench.job_of(request)._write_to for request in requests))
+    process_of = {request: bench.job_of(request)._write_to for request in requests}
+    flush_writer = bench.pool._flush_writer
+    killed: list[Any] = []
+
+    def kill_the_other(process: Any, writer: Any) -> None:
+        if not killed:
+            [other] = [other for other in bench.pool._pool if other is not process]
+            kill(other)
+            killed.append(other)
+            bench.resume([process.pid])
+        flush_writer(process, writer)
+
+    bench.pool._flush_writer = kill_the_other
+    bench.flush()
+    [unread] = [request for request in requests if process_of[request] in killed]
+    assert bench.requeued == [unread]
+    bench.until(lambda: all(request.ended_by for request in requests if request is not unread))
+    bench.up()
+    later = [bench.send() for _ in pids]
+    bench.until(lambda: all(request.ended_by for request in later))
