@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..inspector import PARKED, PROBATION, RESERVED, RUNNING, WAITING
-from ..model.humanize import number
+from ..model.humanize import command, number
 
 NOT_RECORDED = "not recorded"
 
@@ -110,6 +110,8 @@ def found_of(document: Mapping[str, Any]) -> str:
     found = f"{number(len(jobs), 'job')} found: {states}" if jobs else "No job was found"
     cut = " More may match: these are the first of each state." if document["more"] else ""
     ended = "" if jobs else f" {ended_of(document)}"
+    if not jobs and not document["id"].strip("*"):
+        ended = f" No job has this text as its id. `{command()} jobs` lists all jobs."
     return f"{found}.{cut} Searched: {examined_of(document)}.{ended}"
 
 

@@ -21,8 +21,11 @@ from ..inspector import (
     RESERVED,
     RUNNING,
     WAITING,
+    InFlightCounts,
     Inspector,
     JobPlace,
+    SeenClaim,
+    SeenJob,
     Sought,
 )
 from ..model.arguments import BODY_MAX_BYTES, LISTED_MAX_CHARS, arguments, cut
@@ -45,8 +48,8 @@ from .job_texts import DEAD
 from .jobs import retries_of
 from .overview import lists_with_jobs, owner_rows, run_seconds
 
-#: Characters of an id that is searched for.
-ID_MAX_CHARS = 200
+#: Characters of a part of an id that are searched for. A whole id is not cut: no job would have it.
+PART_MAX_CHARS = 200
 
 #: A whole id, as Celery makes it, or a digest.
 WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{40}")
@@ -68,7 +71,7 @@ ORDER = (RUNNING, RESERVED, PROBATION, PARKED, WAITING, DEAD)
 def one_job(inspector: Inspector, id: str) -> dict[str, Any]:
     """Return all jobs with this id (a retry has the id of the first try), what was examined to find
     them, and the server's time. ``jobs`` is empty if none was found."""
-    found = _Finder(inspector, Sought(id[:ID_MAX_CHARS]))
+    found = _Finder(inspector, Sought(id))
     jobs = sorted(found.jobs(), key=lambda job: ORDER.index(job["state"]))
     return {
         "id": id,
@@ -82,8 +85,9 @@ def find_jobs(inspector: Inspector, text: str) -> dict[str, Any]:
     """Return the jobs in all states whose task's name or task id contains a text, without regard to
     case, each with its state; about ``FOUND_MOST`` of each kind of place. ``more``: a kind of place
     may have others. A whole task id, or a digest, finds what ``one_job`` finds."""
-    text = text.strip()[:ID_MAX_CHARS]
-    # An asterisk stands for anything in the filters of the other commands and views.
+    text = text.strip()[:PART_MAX_CHARS]
+    # An asterisk stands for anything in the filters of the other commands and views. Asterisks
+    # alone are searched for as an id.
     part = text.strip("*")
     if WHOLE_ID.fullmatch(text) or not part:
         return {**one_job(inspector, text), "more": False}
@@ -114,22 +118,19 @@ class _Finder:
 
     def jobs(self) -> Iterator[dict[str, Any]]:
         search, sought = self.inspector.search, self.sought
-        claims = self.inspector.in_flight_jobs.claims([*self.owners])
-        result = search.in_claims(sought, claims)
-        self._add_examined("in flight", result.examined, len(claims), len(result.jobs))
-        found = [*result.jobs]
-        landing = [
-            JobPlace(RESERVED, owner, name)
-            for owner, held in self.held.items()
-            for name in held.lists
-        ]
-        found += search.in_lists(sought, landing).jobs
+        in_flight_jobs = self.inspector.in_flight_jobs
+        claims = in_flight_jobs.claims([*self.owners])
+        landing = _landing_lists(self.held)
+        claimed, landed = search.in_claims(sought, claims), search.in_lists(sought, landing)
+        found = [*claimed.jobs, *landed.jobs]
+        size = len(claims) + in_flight_jobs.landed_count(landing)
+        self._add_examined("in flight", claimed.examined + landed.examined, size, len(found))
 
-        parked = [JobPlace(PARKED, queue_list=name) for name in self.inspector.parked.lists()]
-        size = sum(self.inspector.parked.sizes([place.queue_list for place in parked]).values())
+        parked = self.inspector.parked.sizes(self.inspector.parked.lists())
         result = search.in_parked(sought, parked)
-        self._add_examined("scheduled", min(size, result.examined), size, len(result.jobs))
-        found += result.jobs or (search.in_lists(sought, parked).jobs if sought.digest else ())
+        size = sum(parked.values())
+        self._add_examined("scheduled", result.examined, size, len(result.jobs))
+        found += result.jobs
 
         suspects = [
             JobPlace(PROBATION, queue_list=name) for name in self.inspector.suspects.lists()
@@ -144,11 +145,29 @@ class _Finder:
             found += result.jobs
         dead, examined = search.in_dead_set(sought)
         self._add_examined("in the dead set", examined, len(self.inspector.dead_set), len(dead))
+        if not (found or dead):
+            found += self._claimed_meanwhile(claims)
 
         counters = self.inspector.strikes.counters([digest(job.payload) for job in found])
         for job, history in zip(found, counters, strict=True):
             yield self._alive(*job, history)
         yield from map(self._dead, dead)
+
+    def _claimed_meanwhile(self, searched: Sequence[SeenClaim]) -> Iterator[SeenJob]:
+        """Search the jobs that were claimed during the search: such a job came to the private list
+        of its owner after that had been searched, and had left its queue before that was."""
+        in_flight_jobs = self.inspector.in_flight_jobs
+        owners = [*{**self.owners, **self.inspector.registry.owners()}]  # some have come meanwhile
+        # The landing lists come first: a job that has landed is claimed next.
+        landing = _landing_lists(in_flight_jobs.counts(owners))
+        yield from self.inspector.search.in_lists(self.sought, landing).jobs
+        known = {(claim.owner, claim.claim_id) for claim in searched}
+        new = [
+            claim
+            for claim in in_flight_jobs.claims(owners)
+            if (claim.owner, claim.claim_id) not in known
+        ]
+        yield from self.inspector.search.in_claims(self.sought, new).jobs
 
     def _add_examined(self, label: str, examined: int, size: int, found: int) -> None:
         self.is_cut = self.is_cut or found >= FOUND_MOST
@@ -238,6 +257,13 @@ class _Finder:
             logs.append({"owner": owner, "host": _host(owner), "node": node, **times})
         # Logs have the id of the task; of a message without one they have the digest.
         return {**job, "logs": logs, "grep": f"grep -F -- {shlex.quote(one_line(job['id']))} LOG"}
+
+
+def _landing_lists(held: Mapping[str, InFlightCounts]) -> list[JobPlace]:
+    """Return the landing lists of owners, by the numbers of their jobs in flight."""
+    return [
+        JobPlace(RESERVED, owner, name) for owner, counts in held.items() for name in counts.lists
+    ]
 
 
 #: Counters of a job's history that are shown.

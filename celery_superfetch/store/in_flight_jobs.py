@@ -160,6 +160,11 @@ class InFlightJobs(Structure):
                     at += 1
             yield page
 
+    def landed_count(self, places: Sequence[JobPlace]) -> int:
+        """Return the number of jobs in some landing lists."""
+        lengths = self._at_once((("LLEN", self.key_of(place)) for place in places), errors=True)
+        return sum(length for length in lengths if isinstance(length, int))
+
     def key_of(self, place: JobPlace) -> str:
         """Return the key of a place with a queue list."""
         kinds = {PROBATION: self.keys.probation, PARKED: self.keys.parked_of}

@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ..model.dead_job import FULL_ID, DeadJob
 from .database import Database, Structure
 from .dead_set import DeadSetStore
-from .in_flight_jobs import JOBS_PER_COMMAND, InFlightJobs, JobPlace, SeenClaim, SeenJob
+from .in_flight_jobs import (
+    JOBS_PER_COMMAND,
+    PARKED,
+    InFlightJobs,
+    JobPlace,
+    SeenClaim,
+    SeenJob,
+)
 
 FOUND_MOST = 20  # jobs of each kind of place that a search returns about at most
 CLAIMS_SEARCHED = 20_000  # claims that a search examines at most
 DEAD_SEARCHED = 10_000  # dead jobs that it examines at most, the newest
 LIST_SEARCHED = 500  # jobs of a queue list that it examines at most, those that are next
-PARKED_SEARCHED = 100_000  # parked jobs that it examines at most for a task id
+PARKED_SEARCHED = 100_000  # parked jobs that it examines for a task id, and no list beyond that
+PARKED_LISTS_AT_ONCE = 100  # lists of parked jobs that are scanned in one round trip
 SEARCHES_PER_SCRIPT = 500  # claims, or lists, of one script
 #: Bytes of jobs after which a script examines no further job. They take the server some 3 ms.
 SEARCH_MAX_BYTES = 4 * 1024 * 1024
@@ -80,22 +89,50 @@ class JobSearch(Structure):
         found, examined = self._find(sought, [(self._in_flight_jobs.key_of(p), "") for p in places])
         return Search([SeenJob(places[at], payload) for at, payload in found], examined)
 
-    def in_parked(self, sought: Sought, places: Sequence[JobPlace]) -> Search:
+    def in_parked(self, sought: Sought, sizes: Mapping[str, int]) -> Search:
         """Search parked jobs for a task id: their names in the sorted set begin with it. For a
-        part of one, search the next ``LIST_SEARCHED`` of each queue list."""
+        part of one, or a digest, search the next ``LIST_SEARCHED`` of each queue list.
+
+        Arguments:
+            sizes: queue list -> number of its parked jobs.
+        """
+        places = [JobPlace(PARKED, queue_list=name) for name in sizes]
         if sought.is_part:
             return self.in_lists(sought, places)
+        by_id = self._in_names(sought, places, sizes)
+        if not sought.digest:
+            return by_id
+        # The name of a parked job does not say its digest, so the jobs whose names were compared
+        # were not examined.
+        by_digest = self.in_lists(sought, places)
+        return Search([*dict.fromkeys([*by_id.jobs, *by_digest.jobs])], by_digest.examined)
+
+    def _in_names(
+        self, sought: Sought, places: Sequence[JobPlace], sizes: Mapping[str, int]
+    ) -> Search:
         pattern = re.sub(rb"([\\*?\[\]^])", rb"\\\1", json.dumps(sought.id).encode()) + b" *"
         jobs: list[SeenJob] = []
         examined = 0
-        for place in places:
-            key, cursor = self._in_flight_jobs.key_of(place), None
-            while cursor != 0 and examined < PARKED_SEARCHED and len(jobs) < FOUND_MOST:
-                cursor, members = self.client.zscan(
-                    key, cursor or 0, match=pattern, count=SEARCHES_PER_SCRIPT
-                )
-                examined += SEARCHES_PER_SCRIPT
+        cursors = dict.fromkeys(places, 0)  # of the lists that were not scanned to their end
+        options = "MATCH", pattern, "COUNT", SEARCHES_PER_SCRIPT
+        left = dict(sizes)  # queue list -> parked jobs that were not examined
+        while cursors and examined < PARKED_SEARCHED and len(jobs) < FOUND_MOST:
+            some = [*islice(cursors.items(), PARKED_LISTS_AT_ONCE)]
+            replies = self._at_once(
+                ("ZSCAN", self._in_flight_jobs.key_of(place), cursor, *options)
+                for place, cursor in some
+            )
+            for (place, _), (cursor, members) in zip(some, replies, strict=True):
+                # The reply has the matches alone: it does not say how many jobs were compared.
+                size = left[place.queue_list]
+                count = min(size, SEARCHES_PER_SCRIPT) if cursor else size
+                left[place.queue_list] -= count
+                examined += count
                 jobs += [SeenJob(place, member.partition(b"\n")[2]) for member, _ in members]
+                if cursor:
+                    cursors[place] = cursor
+                else:
+                    del cursors[place]
         return Search(jobs, examined)
 
     def in_dead_set(self, sought: Sought) -> tuple[list[DeadJob], int]:

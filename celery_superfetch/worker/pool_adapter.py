@@ -142,8 +142,8 @@ class ProcessAdapter(PoolAdapter):
             return 0
 
     def receivers(self) -> list[Any]:
-        """Return the processes that a cold shutdown kills, since the rest of a job that is written
-        to them in part never follows.
+        """Return the processes for whose rest of a job a cold shutdown has to wait: after it has
+        begun, nothing more is written to them.
 
         Report: A cold shutdown never ends if a job is written to its process in part.
         """

@@ -22,7 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ...errors import JobNotFound, SuperfetchError
-from ..one_job import ID_MAX_CHARS
+from ..one_job import PART_MAX_CHARS
 from ..recurring import next_of, notes_of
 from .access import HEADERS, Access, Headers
 from .audit_page import AuditPage
@@ -196,12 +196,12 @@ class Page:
 
     def find(self, request: Request) -> Response:
         """Search the jobs of all states for a part of an id, or of a task's name."""
-        text = request.query_params.get("text", "").strip()[:ID_MAX_CHARS]
+        text = request.query_params.get("text", "").strip()[:PART_MAX_CHARS]
         found = self._cache.find(text) if text.strip("*") else None
         return self._frame.render(request, "find.html", **words_of_search(text, found))
 
     def job_anywhere(self, request: Request) -> Response:
-        found = self._cache.job(request.path_params["id"][:ID_MAX_CHARS])
+        found = self._cache.job(request.path_params["id"])
         status = 200 if found["jobs"] else 404
         return self._frame.render(request, "one_job.html", status, **words_of_job(found))
 

@@ -61,6 +61,8 @@ local function examine_all(at, key)
       local item = items[n]
       -- A parked job follows a line with its id.
       examine(at, kind == 'zset' and string.sub(item, (string.find(item, '\n') or 0) + 1) or item)
+      -- Some large jobs of one read may be more than enough.
+      if is_enough() then return end
     end
     if #items < page then return end
     first = first + page

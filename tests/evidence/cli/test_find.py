@@ -106,3 +106,19 @@ def test_a_text_of_any_kind_is_searched_for_without_an_error(cli, bench, text):
     bench.push("mail", payload("a"))
     args = ("--", text) if text.startswith("-") else (text,)
     assert cli("jobs", "find", "--json", *args, code=1).json()["jobs"] == []
+
+
+def test_asterisks_alone_are_no_pattern_and_no_sign_that_jobs_have_ended(cli, bench):
+    bench.push("mail", payload("a"))
+    told = cli("jobs", "find", "*", code=1).out
+    assert "jobs` lists all jobs" in told
+    assert "ended" not in told
+
+
+def test_a_part_is_searched_for_in_no_more_bytes_than_allowed(cli, bench, monkeypatch):
+    """The last job of the read that reaches the limit is the last that is examined."""
+    bench.owner(lists=["mail"])
+    bench.push("mail", *(payload(f"w{n}", pad="x" * 1000) for n in range(15)))
+    monkeypatch.setattr(job_search, "SEARCH_MAX_BYTES", 3 * len(payload("w0", pad="x" * 1000)))
+    assert "3 of 15 waiting" in cli("jobs", "find", "w9", code=1).out
+    assert states_by_id(cli, "w2") == {"w2": "waiting"}

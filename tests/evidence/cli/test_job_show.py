@@ -104,6 +104,85 @@ def test_a_search_is_bounded_and_says_so(cli, bench, monkeypatch):
     assert "has ended" not in told
 
 
+def park(bench: Any, queue_list: str, *jobs: str) -> None:
+    """Park jobs with these task ids, each later than the one before."""
+    members = {
+        json.dumps(id).encode() + b" nonce\n" + payload(id): 5e12 + number
+        for number, id in enumerate(jobs)
+    }
+    bench.client.zadd(bench.keys.parked_of(queue_list), members)
+    bench.client.zadd(bench.keys.parked, {queue_list: 5e12})
+
+
+def test_parked_jobs_of_any_number_of_queue_lists_are_searched(cli, bench):
+    """Each list counted as if it had as many jobs as one command scans: those after the 200th were
+    not searched, and counted as searched."""
+    for number in range(450):
+        park(bench, f"mail-{number:03}", f"j{number}")
+    assert states(cli, "j449") == ["parked"]
+    assert "450 scheduled" in cli("jobs", "show", "j999", code=1).out
+
+
+def test_parked_jobs_that_were_not_searched_are_not_counted_as_searched(cli, bench, monkeypatch):
+    monkeypatch.setattr(job_search, "PARKED_SEARCHED", 100)
+    monkeypatch.setattr(job_search, "PARKED_LISTS_AT_ONCE", 50)
+    for number in range(150):
+        park(bench, f"mail-{number:03}", f"j{number}")
+    told = cli("jobs", "show", "j999", code=1).out
+    assert "100 of 150 scheduled" in told
+    assert "It may be one of the jobs that were not searched." in told
+
+
+def test_a_parked_job_is_searched_for_by_its_digest_among_the_next_ones(cli, bench, monkeypatch):
+    """Only its task id is in its name."""
+    monkeypatch.setattr(job_search, "LIST_SEARCHED", 40)
+    park(bench, "mail", *(f"j{n}" for n in range(60)))
+    assert states(cli, digest(payload("j39"))) == ["parked"]
+    told = cli("jobs", "show", digest(payload("j59")), code=1).out
+    assert "40 of 60 scheduled" in told
+    assert "It may be one of the jobs that were not searched." in told
+    assert states(cli, "j59") == ["parked"], "the control: by its id all are searched"
+
+
+def test_jobs_that_have_landed_count_as_searched(cli, bench):
+    owner = bench.owner(lists=["mail"])
+    bench.give(owner, "mail", [payload("claimed")])
+    bench.land(owner, "mail", payload("one"), payload("two"))
+    assert "3 in flight" in cli("jobs", "show", "nowhere", code=1).out
+
+
+@pytest.mark.parametrize("is_new_owner", [False, True])
+@pytest.mark.parametrize("how", ["claimed", "landed"])
+def test_a_job_that_is_claimed_during_the_search_is_found(
+    cli, bench, monkeypatch, how, is_new_owner
+):
+    """It comes to its owner after that was searched, and leaves its queue before that is."""
+    owner = bench.owner(lists=["mail"])
+    bench.push("mail", payload("x"))
+    in_lists = job_search.JobSearch.in_lists
+
+    def claim_and_search(self: Any, sought: Any, places: Any) -> Any:
+        if places and places[0].state == "waiting" and bench.queue():
+            claims = bench.owner(elsewhere("web-2"), lists=["mail"]) if is_new_owner else owner
+            bench.client.delete("mail")
+            if how == "landed":
+                bench.land(claims, "mail", payload("x"))
+            else:
+                bench.give(claims, "mail", [payload("x")])
+        return in_lists(self, sought, places)
+
+    monkeypatch.setattr(job_search.JobSearch, "in_lists", claim_and_search)
+    assert states(cli, "x") == ["reserved"]
+    assert bench.queue() == []
+
+
+def test_a_long_id_is_not_cut(cli, bench):
+    id = "x" * 300
+    bench.owner(lists=["mail"])
+    bench.push("mail", payload(id))
+    assert states(cli, id) == ["waiting"]
+
+
 def test_many_jobs_cost_some_scripts_and_are_not_sent(cli, bench):
     for number in range(10):
         owner = bench.owner(elsewhere(f"web-{number}"), lists=["mail"])

@@ -44,3 +44,10 @@ def test_secrets_are_hidden_and_a_stranger_finds_nothing(bench, browse):
     assert "S3CRET" not in browse().get("/find?text=shop.unknown").text
     assert "S3CRET" in browse(hide=[]).get("/find?text=shop.unknown").text, "the control"
     assert browse(token="correct-horse-battery").get("/find?text=x").status_code == 401
+
+
+def test_a_job_with_a_long_id_has_a_page(bench, browse):
+    bench.owner(lists=["mail"])
+    bench.push("mail", payload("x" * 300))
+    assert browse().get(f"/jobs/{'x' * 300}").status_code == 200
+    assert browse().get(f"/jobs/{'x' * 299}").status_code == 404
