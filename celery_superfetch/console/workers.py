@@ -87,6 +87,12 @@ def why_not_stopped(worker: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _is_ending(worker: Mapping[str, Any]) -> bool:
+    """Return whether a worker ends without a command: it is dead, or stopping already."""
+    is_dead = worker["verdict"] == "dead" and worker["state"] != HUNG
+    return is_dead or worker["state"] == STOPPING
+
+
 def stop(app: Celery, workers: Sequence[Mapping[str, Any]], node: str) -> Mapping[str, Any]:
     """Tell the worker of a node name to stop, once it has answered a ping; return its row.
 
@@ -98,13 +104,17 @@ def stop(app: Celery, workers: Sequence[Mapping[str, Any]], node: str) -> Mappin
     if not found:
         raise CannotStop(f"no worker has the node name {node!r}: `superfetch workers` lists them")
     if not able:
-        raise CannotStop(f"worker {node} was not told to stop: {why_not_stopped(found[0])}")
-    [worker, *others] = able
+        reasons = "; ".join(str(why_not_stopped(worker)) for worker in found)
+        raise CannotStop(f"worker {node} was not told to stop: {reasons}")
+    worker = able[0]
+    # A worker that is silent or hung now would obey the command when it goes on.
+    others = [other for other in found if other is not worker and not _is_ending(other)]
     if others:
+        unable = [f" Of the others: {why}." for o in others if (why := why_not_stopped(o))]
         raise CannotStop(
-            f"{len(able)} workers have the node name {node}, and a command would stop them all. "
-            "Give each a name of its own (celery worker -n), and stop this one with SIGTERM: pid "
-            f"{worker['pid']} on host {worker['host']}"
+            f"{1 + len(others)} workers have the node name {node}, and a command would stop them "
+            "all. Give each a name of its own (celery worker -n), and stop this one with SIGTERM: "
+            f"pid {worker['pid']} on host {worker['host']}.{''.join(unable)}"
         )
     if not app.control.ping([node], timeout=PING_REPLY_S):
         raise CannotStop(

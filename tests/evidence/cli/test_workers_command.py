@@ -81,6 +81,40 @@ def test_two_workers_of_one_name_are_not_stopped_together(cli, bench):
     assert "2 workers have the node name celery@web" in err
 
 
+@pytest.mark.parametrize(
+    ("facts", "age_s", "why"),
+    [
+        ({"state": "hung"}, 0, "Of the others: it is hung: its event loop obeys no command."),
+        ({}, 30, "Of the others: it missed its heartbeats"),
+        ({"state": "stopping"}, 0, None),
+    ],
+    ids=["hung", "silent", "stopping"],
+)
+def test_a_worker_that_cannot_obey_now_counts_if_it_has_the_same_name(
+    cli, bench, facts, age_s, why
+):
+    """It obeys when it goes on: a silent worker may be frozen. One that is stopping ends anyway."""
+    bench.owner(elsewhere("a"), node="celery@web")
+    other = bench.owner(elsewhere("b"), node="celery@web", **facts)
+    bench.age(other, age_s * 1000)
+    err = cli("workers", "stop", "celery@web", "--yes", code=1).err
+    if why is None:
+        assert "did not answer a ping" in err, "it would have been told"
+    else:
+        assert "2 workers have the node name celery@web" in err
+        assert "SIGTERM" in err
+        assert "host a" in err
+        assert why in err
+
+
+def test_each_worker_of_a_name_that_cannot_be_stopped_has_its_reason(cli, bench):
+    bench.owner(elsewhere("a"), node="celery@web", state="stopping")
+    bench.owner(elsewhere("b"), node="celery@web", state="hung")
+    err = cli("workers", "stop", "celery@web", "--yes", code=1).err
+    assert "it is stopping already" in err
+    assert "it is hung" in err
+
+
 def test_those_in_need_come_first_with_the_reason(cli, bench):
     bench.owner(elsewhere("a"), node="a@well", lists=["mail", "slow"], unconsumed=("slow",))
     silent = bench.owner(elsewhere("b"), node="b@silent")
