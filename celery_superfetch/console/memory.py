@@ -28,6 +28,12 @@ PART_TITLES = {
 }
 
 
+UNKNOWN = (
+    "the server refuses MEMORY USAGE of these keys to this user (see the ACL); their bytes are "
+    "among those of the other keys"
+)
+
+
 def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of the used memory, the largest first, each with its bytes, its largest key
     and a hint. ``parts`` is empty, and ``unknown`` says why, if the server refuses the question.
@@ -39,12 +45,14 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
     lists = [*queue_lists_of(inspector, owners)]
     lengths = dict(zip(lists, inspector.queues.lengths(lists), strict=True))
 
-    def fullness(name: str) -> int:
-        length, probation = lengths[name]
-        return (length if isinstance(length, int) else 0) + probation
-
-    lists.sort(key=fullness, reverse=True)
-    kinds = inspector.memory.by_kind(lists, owners)
+    waiting = {name: n if isinstance(n, int) else 0 for name, (n, _) in lengths.items()}
+    held = inspector.in_flight_jobs.counts(owners)
+    kinds = inspector.memory.by_kind(
+        waiting=_fullest_first(waiting),
+        scheduled=_fullest_first(inspector.parked.sizes(lists)),
+        probation=_fullest_first({name: n for name, (_, n) in lengths.items()}),
+        owners=_fullest_first({owner: counts.in_flight for owner, counts in held.items()}),
+    )
     if kinds is None:
         return {"parts": [], "unknown": "the server refuses MEMORY USAGE to this user"}
     parts = list[dict[str, Any]]()
@@ -54,13 +62,19 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
         part |= {"largest_bytes": use.largest_bytes if use.largest else None}
         part |= {"keys": use.key_count, "measured_keys": use.measured_count}
         # Of nothing no hint: without a queue it would name a command that discards all jobs.
-        parts.append({**part, "hint": _hint(kind, queue) if use.bytes else "no action needed"})
-    parts += _others(inspector, fields, sum(use.bytes for use in kinds.values()))
+        hint = _hint(kind, queue) if use.bytes else "no action needed"
+        parts.append({**part, "hint": UNKNOWN if use.bytes is None else hint})
+    parts += _others(inspector, fields, sum(use.bytes or 0 for use in kinds.values()))
     used = fields.get("used_memory")
     for row in parts:
         row["title"] = PART_TITLES[row["part"]]
         row["share"] = row["bytes"] / used if used and row["bytes"] is not None else None
     return {"parts": sorted(parts, key=lambda row: -(row["bytes"] or 0)), "unknown": None}
+
+
+def _fullest_first(counts: Mapping[str, int]) -> list[str]:
+    """Return the names of some keys, those with the most jobs first."""
+    return sorted(counts, key=counts.__getitem__, reverse=True)
 
 
 def _others(inspector: Inspector, fields: Mapping[str, Any], known: int) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ ITEMS_SAMPLED = 20  # items of one key from which the server extrapolates its si
 class KindUse(NamedTuple):
     """The memory of the keys of one kind."""
 
-    bytes: int
+    bytes: int | None  # None: the server refused the size of each
     #: The largest of them: its queue list or owner, and its bytes; empty if it has neither.
     largest: str
     largest_bytes: int
-    measured_count: int
+    measured_count: int  # keys whose size the server returned, or that do not exist
     key_count: int
 
 
@@ -31,21 +31,26 @@ class MemoryUse(Structure):
     """Reader of the memory that this package's keys and the queues take."""
 
     def by_kind(
-        self, queue_lists: Sequence[str], owners: Sequence[str]
+        self,
+        *,
+        waiting: Sequence[str],
+        scheduled: Sequence[str],
+        probation: Sequence[str],
+        owners: Sequence[str],
     ) -> dict[str, KindUse] | None:
         """Return kind -> its memory; None if the server refuses MEMORY USAGE.
 
         Arguments:
-            queue_lists: all that may have jobs, the fullest first.
-            owners: all that may have jobs, reaped ones as well.
+            waiting, scheduled, probation: queue lists that may have such jobs, those with the most
+                first.
+            owners: all that may have jobs, reaped ones as well, those with the most first.
         """
         keys = self.keys
-        lists = [*queue_lists]
         names_by_kind: Mapping[str, Sequence[tuple[str, str]]] = {
-            "waiting": [(name, keys.queue(name)) for name in lists],
+            "waiting": [(name, keys.queue(name)) for name in waiting],
             "in flight": [(owner, keys.private(owner)) for owner in owners],
-            "scheduled": [(name, keys.parked_of(name)) for name in lists],
-            "probation": [(name, keys.probation(name)) for name in lists],
+            "scheduled": [(name, keys.parked_of(name)) for name in scheduled],
+            "probation": [(name, keys.probation(name)) for name in probation],
             "dead set": [
                 ("", key) for key in (keys.dead, keys.dead_jobs, keys.dead_caps, keys.dead_junk)
             ],
@@ -73,5 +78,7 @@ class MemoryUse(Structure):
             most = max(sizes, default=0)
             largest = names[sizes.index(most)][0] if most else ""
             total = len(names_by_kind[kind])
-            found[kind] = KindUse(sum(sizes), largest, most, len(names), total)
+            measured = sum(not isinstance(reply, Exception) for reply in some)
+            size = sum(sizes) if measured or not names else None
+            found[kind] = KindUse(size, largest, most, measured, total)
         return found

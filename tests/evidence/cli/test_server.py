@@ -12,8 +12,9 @@ import redis
 from celery_superfetch.console.links import FIGURE_BY_CODE
 from celery_superfetch.console.permissions import REQUIRED
 from celery_superfetch.console.server import figures
+from celery_superfetch.store import memory_use
 from support.servers.server import Server
-from support.workers.bench import Bench, payload
+from support.workers.bench import Bench, elsewhere, payload
 from support.workers.cli import Result
 
 Cli = Callable[..., Result]
@@ -118,6 +119,53 @@ def test_a_server_that_refuses_the_sizes_says_so(shown, cli, fresh_server):
     assert document["memory"]["parts"] == []
     assert "memory|usage" in document["commands"]["optional"]
     assert "What fills the memory is unknown" in cli("server", url=url).out
+
+
+def test_keys_whose_size_is_refused_are_of_unknown_size(shown, cli, fresh_server):
+    """They counted as empty. The user may measure this package's keys, and no queue."""
+    server = fresh_server()
+    bench = Bench(server.client())
+    bench.owner(lists=["mail"])
+    bench.push("mail", *(payload(n, pad="x" * 10_000) for n in range(50)))
+    bench.killed(payload("dead"))
+    url = url_without(server, "-memory|usage")
+    own_keys = "(+memory|usage ~superfetch:*)"
+    server.client().execute_command("ACL", "SETUSER", "careful", own_keys)
+    document, _ = shown(server, url)
+    parts = {part["part"]: part for part in document["memory"]["parts"]}
+    waiting, dead = parts["waiting"], parts["dead set"]
+    assert (waiting["bytes"], waiting["share"], waiting["measured_keys"]) == (None, None, 0)
+    assert dead["bytes"] > 0
+    assert dead["measured_keys"] == dead["keys"]
+    out = cli("server", url=url).out
+    assert re.search(r"Waiting jobs +unknown", out)
+    assert "Waiting jobs: the server refuses MEMORY USAGE of these keys" in out
+    all_known, _ = shown(server)
+    [part] = [part for part in all_known["memory"]["parts"] if part["part"] == "waiting"]
+    assert part["bytes"] > 500_000, "the control"
+
+
+def test_the_keys_that_are_measured_are_those_with_the_most_jobs_of_their_kind(
+    shown, fresh_server, monkeypatch
+):
+    monkeypatch.setattr(memory_use, "KEYS_MEASURED", 2)
+    server = fresh_server()
+    bench = Bench(server.client())
+    queues = [f"q{number}" for number in range(5)]
+    bench.owner(elsewhere("a"), lists=queues)
+    for number, queue in enumerate(queues):
+        bench.push(queue, *(payload(n) for n in range(9 - number)))
+    raw = payload("later", pad="x" * 5_000)
+    bench.client.zadd(bench.keys.parked_of("q4"), {b'"later" nonce\n' + raw: 5e12})
+    bench.client.zadd(bench.keys.parked, {"q4": 5e12})
+    bench.client.lpush(bench.keys.probation("q3"), raw)
+    bench.client.sadd(bench.keys.on_probation, "q3")
+    owners = [bench.owner(elsewhere(f"web-{number}"), lists=["q0"]) for number in range(4)]
+    bench.give(owners[-1], "held", [payload(n) for n in range(20)])
+    document, _ = shown(server)
+    largest = {part["part"]: part["largest"] for part in document["memory"]["parts"]}
+    assert (largest["waiting"], largest["scheduled"], largest["probation"]) == ("q0", "q4", "q3")
+    assert largest["in flight"] == owners[-1].owner
 
 
 def test_a_replica_and_its_lag(shown, fresh_server):
