@@ -7,7 +7,7 @@ nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -72,7 +72,7 @@ def _recovered(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
         for job, name, counters in zip(
             some, digests, inspector.strikes.counters(digests), strict=True
         ):
-            entry = next((e for e in counters.history if e.get("owner") == owner), None)
+            entry = _last_of(counters.history, owner)
             if entry is None:
                 continue
             envelope, queue_list = parse(job.payload), job.place.queue_list
@@ -86,6 +86,12 @@ def _recovered(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
                 "strike": str(entry.get("strike") or "") or None,
                 "dead_id": None,
             }
+
+
+def _last_of(history: Sequence[Mapping[str, Any]], owner: str) -> Mapping[str, Any] | None:
+    """Return the last entry of an owner in the history of a job: earlier ones are of pool processes
+    that the worker lost before its end."""
+    return next((entry for entry in reversed(history) if entry.get("owner") == owner), None)
 
 
 def _jobs(inspector: Inspector) -> Iterator[SeenJob]:
@@ -109,7 +115,7 @@ def _jobs(inspector: Inspector) -> Iterator[SeenJob]:
 def _dead(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
     """Yield those of the newest dead jobs that an owner had, at their death or before."""
     for job in inspector.dead_set.page(0, DEAD_READ):
-        entry = next((e for e in job.history if e.get("owner") == owner), None)
+        entry = _last_of(job.history, owner)
         if job.owner == owner or entry:
             yield {
                 "id": job.task_id or job.id,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
+import pytest
+
+from celery_superfetch.model.job import digest
 from support.workers.bench import payload
 
 
@@ -42,6 +46,24 @@ def test_a_dead_worker_is_shown_with_its_end_and_its_jobs(cli, bench):
     assert "1 job of these is not listed below" in out
     [dead] = bench.dead_set.page(0, 1) or [None]
     assert dead is None, "the control: none was dead-lettered"
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_the_strike_is_that_of_the_workers_end(cli, bench, is_dead):
+    """Before, the worker had lost a pool process in which the job ran: it was the first of the
+    worker's entries in the history, and was shown."""
+    raw = payload("job")
+    lost = bench.dead_owner([raw, payload("other")], running=[raw, payload("other")], node="w1@a")
+    earlier = {"owner": lost.owner, "strike": "exact", "reason": "pool process lost", "claim": "1"}
+    history = bench.keys.history(digest(raw))
+    bench.client.hset(history, mapping={"recoveries": 1, "history": json.dumps([earlier])})
+    bench.client.set(bench.keys.has_history, 1)
+    bench.reaper().reap()
+    if is_dead:
+        bench.client.delete("mail", bench.keys.probation("mail"))
+        bench.killed(raw)
+    jobs = {job["id"]: job["strike"] for job in show(cli, "w1@a")["death"]["jobs"]}
+    assert jobs["job"] == "suspect"
 
 
 def test_a_dead_job_is_named_for_each_worker_that_it_killed(cli, bench):
