@@ -28,7 +28,7 @@ PART_TITLES = {
 }
 
 
-UNKNOWN = (
+SIZE_REFUSED = (
     "the server refuses MEMORY USAGE of these keys to this user (see the ACL); their bytes are "
     "among those of the other keys"
 )
@@ -63,7 +63,7 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
         part |= {"keys": use.key_count, "measured_keys": use.measured_count}
         # Of nothing no hint: without a queue it would name a command that discards all jobs.
         hint = _hint(kind, queue) if use.bytes else "no action needed"
-        parts.append({**part, "hint": UNKNOWN if use.bytes is None else hint})
+        parts.append({**part, "hint": SIZE_REFUSED if use.bytes is None else hint})
     parts += _others(inspector, fields, sum(use.bytes or 0 for use in kinds.values()))
     used = fields.get("used_memory")
     for row in parts:
