@@ -61,6 +61,11 @@ CUT_OFF = 6.0
 #: Seconds after the start of a job that stops its worker until nothing of that worker is left.
 STOPPED = 30.0
 
+#: How a job stops its worker, if a kill follows the signal a second later. The worker may not have
+#: reported by then that it stops. Then that run is a strike, and counted apart from the stops: at
+#: the third strike the job is given up as well.
+KILLED_SOON, STRIKES_BEFORE_THE_LAST = "TERM, then KILL", 2
+
 #: Seconds by which the time of a strike may be too early: a runner may count whole ones.
 ROUNDED = 1.0
 
@@ -394,6 +399,9 @@ def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
         )
         for run, until in _followed(runs)
     )
+    if stops == KILLED_SOON:
+        own = [strike for strike in history.strikes if strike["job"] == job.sent["job"]]
+        excused += min(len(own), STRIKES_BEFORE_THE_LAST)
     if len(runs) > job.sent["pill"] + excused:
         yield "pill", f"{len(runs)} runs, {excused} of them cut short by something else"
     if history.gone(job, step) or job.sent.get("doubt"):

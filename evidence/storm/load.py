@@ -54,7 +54,8 @@ EXPECTED = {
     "pages": "each retry runs; one that an earlier run published stands for that of a later run",
     "poison": f"{PILL_RUNS} runs, then FAILURE; another only where something else ended a run",
     "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises what stops a "
-    "worker); another only where something else ended a run; no other job waits for it",
+    "worker); another only where something else ended a run, or where KILL follows TERM so soon "
+    "that a run is a strike; no other job waits for it",
     "all": "none is overtaken by jobs sent 45 s later, none is given up that is no killer; no "
     "process of a pool loads for nothing; at the end nothing waits",
 }

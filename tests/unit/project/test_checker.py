@@ -259,6 +259,16 @@ def test_a_run_that_another_stopper_cut_short_does_not_count():
     assert verdicts([send(**{**STOPS, "pill": 2}), *PILL, failed(), *other]) == []
 
 
+def test_a_stop_that_is_cut_short_by_a_kill_may_be_a_strike():
+    stopper = [send(**{**STOPS, "pill": 2, "stops": checker.KILLED_SOON}), *PILL, failed()]
+    assert verdicts(stopper) == ["pill"]
+    assert verdicts([*stopper, struck(2)]) == []
+    more = [*stopper, *(ran(at, cut=True)[0] for at in (60, 80))]
+    strikes = [struck(at) for at in (2, 21, 41)]
+    assert verdicts([*more, *strikes]) == ["pill"], "with two strikes it may run four times"
+    assert verdicts([send(**{**STOPS, "pill": 2}), *PILL, failed(), struck(2)]) == ["pill"]
+
+
 def test_what_may_not_have_been_published_is_not_missed():
     one = [send(), *ran(1), hand("0", doubt="TimeoutError")]
     assert verdicts(one) == []
