@@ -330,6 +330,9 @@ class Owner:
         """
 
         def settle() -> None:
+            with self._lock:
+                if self._lists_by_user.keys() <= {user}:
+                    self.leases.requeue_strays()
             try:
                 self._settle()
             finally:  # also after an error: this channel must not keep the owner registered

@@ -309,6 +309,15 @@ class InFlight:
             self.close(reversed(self.leases))
             return sum(lease.runs for lease in self.leases)
 
+    def requeue_strays(self) -> None:
+        """Requeue the jobs that were not delivered, the newest claims first, after the last channel
+        has requeued its own. If a signal handler raises just when a job is taken from the claim or
+        from a backlog, no channel has the job: it would stay claimed until the process ends."""
+        with self.lock:
+            strays = [lease for lease in reversed(self.leases) if lease.state is State.FETCHED]
+            if strays:  # without any, a send that failed just now would be tried once more
+                self.requeue(strays)
+
     def lose(self, lease: Lease) -> None:
         """Forget a job whose claim is gone from the server. The next ``announce_lost`` announces
         that its ownership was lost, unless ``lose_all`` did that before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -164,3 +165,29 @@ def test_a_job_whose_delivery_is_interrupted_is_delivered_again(url, bench):
         assert len(set(inbox.ids())) == 2
         inbox.ack_all()
         eventually(lambda: inbox.turn() or not bench.held())
+
+
+class Interrupted(deque[Any]):
+    """A backlog; a signal handler raises just after a job was taken from it."""
+
+    def popleft(self) -> Any:
+        super().popleft()
+        raise Late
+
+
+def test_a_job_whose_delivery_is_interrupted_before_it_begins_is_requeued_with_the_channel(
+    url, bench
+):
+    """It stayed claimed until the process ended."""
+    with Inbox(url) as other, Inbox(url, prefetch=2) as inbox:
+        other.turn()
+        bench.push("mail", payload(1), payload(2))
+        backlog = inbox.channel.fetch.backlog
+        backlog.ready = Interrupted(backlog.ready)
+        with pytest.raises(Late):
+            inbox.receive(1)
+        assert other.channel.owner is inbox.channel.owner
+        inbox.channel.close()
+        assert len(bench.held()) == 1, "the other channel may have it"
+    assert not bench.registry.owners()
+    assert sorted(bench.queue()) == [payload(1), payload(2)]
