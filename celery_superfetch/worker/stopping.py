@@ -96,9 +96,21 @@ class Stopper(threading.Thread):
     def run(self) -> None:
         fork_gate.mark_thread()
         while not self.over.wait(FLAGS_CHECK_S):
-            if self._mark(self._is_stopping or process_ends()):
+            if self._follow_flags():
                 with fork_gate.kept_off():
                     self.requeue_waiting()
+
+    def _follow_flags(self) -> bool:
+        """Mark the worker's owners as stopping or not, as the flags have it; return whether the
+        worker is stopping."""
+        if not (self._is_stopping or process_ends()):
+            self._mark(False)
+        # Read again: if a signal handler has marked the owners since, that may have cleared the
+        # mark, and the worker would start jobs until the next check.
+        is_stopping = self._is_stopping or process_ends()
+        if is_stopping:
+            self._mark(True)
+        return is_stopping
 
     def mark_stopping(self, failing: bool = False) -> None:
         """Mark the worker's owners as stopping, and as ``failing`` if the worker ends by an error
@@ -106,12 +118,12 @@ class Stopper(threading.Thread):
         if failing:
             for owner in owners_of(self.worker):
                 owner.failing = True
-        self._is_stopping = self._mark(True)
+        self._is_stopping = True  # before the mark, which ``_follow_flags`` may clear
+        self._mark(True)
 
-    def _mark(self, stopping: bool) -> bool:
+    def _mark(self, stopping: bool) -> None:
         for owner in owners_of(self.worker):
             owner.stopping = stopping
-        return stopping
 
     def requeue_waiting(self) -> None:
         """Requeue the jobs that have not started; an error is logged."""
