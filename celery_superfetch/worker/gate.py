@@ -88,6 +88,8 @@ class Gate(Executor):
         self.tasks = digest(" ".join(sorted(worker.app.tasks)).encode())[:12]
         self._waiting: deque[Any] = deque()  # requests that are due
         self.out: set[Any] = set()  # requests whose jobs the pool has
+        #: Requests of broadcasts that the pool has. They have no claim, so ``out`` is without them.
+        self._broadcasts: set[Any] = set()
         self._pump_lock = threading.Lock()
         self.adapter = adapter_of(worker, self.requeue, self.pump)
         self.green = self.pool.is_green
@@ -157,7 +159,9 @@ class Gate(Executor):
         leaves ``out``. If the next job started in this moment, its start record would be sent
         without the ack of the former job, and cost a round trip more.
         """
-        if len(self.out) >= (1 if is_solo else self.slots):
+        if is_solo and self.out:
+            return False
+        if len(self.out) + len(self._broadcasts) >= self.slots:
             return False
         pool_slots = self.adapter.pool_slots
         return pool_slots is None or pool_slots.idle_count > 0
@@ -192,7 +196,7 @@ class Gate(Executor):
         while self._waiting:
             request = self._waiting[0]
             if (delivery := request.delivery) is None:  # a broadcast: no claim, and no deadline
-                return self._waiting.popleft() if self._has_slot(False) else None
+                return self._take_broadcast() if self._has_slot(False) else None
             solo = delivery.owner.suspects.solo  # the lease of the job in a solo run, if any
             if not request.may_start:
                 # `owner/in_flight/lost_jobs.py` logs its fate.
@@ -212,17 +216,27 @@ class Gate(Executor):
                 break
         return None
 
+    def _take_broadcast(self) -> Any:
+        request = self._waiting.popleft()
+        # A pool of processes has the slots itself (``pool_slots``). In another pool the next job
+        # would wait for a thread, recorded as running, or block the loop until a greenlet ends.
+        if not self.adapter.ends_by_callback:
+            self._broadcasts.add(request)
+        return request
+
     def _start(self, request: Any) -> None:
         """Make a recorded request hand itself to the pool."""
         try:
             result = request.execute_using_pool(self.pool)
         except TaskRevokedError:
             self.out.discard(request)
+            self._broadcasts.discard(request)
         except BaseException as exc:
+            self._broadcasts.discard(request)
             if not self._settles(request, exc):
                 raise
         else:
-            if request.delivery is not None and not self.adapter.ends_by_callback:
+            if not self.adapter.ends_by_callback:
                 self.adapter.watch(result, partial(self.ended, request))
 
     def _settles(self, request: Any, exc: BaseException) -> bool:
@@ -264,6 +278,7 @@ class Gate(Executor):
         """Free the slot of a job that has left the pool, and start the next one. A job that was not
         started there is queued again."""
         self.out.discard(request)
+        self._broadcasts.discard(request)
         if request.starts_again:
             request.starts_again = False
             # Here and not in ``redispatch``: a thread may call that before ``execute_using_pool``

@@ -199,10 +199,28 @@ def test_a_broadcast_has_no_claim_and_waits_for_a_slot_as_well(started, shop, le
     gate = started(pool)
     app = gate.worker.app
     app.control.add_consumer("radio", "radio", "fanout", reply=True, timeout=5)
-    radio = kombu.Exchange("radio", "fanout")
+    radio = kombu.Queue("radio", kombu.Exchange("radio", "fanout"), "radio")
     shop.run("a")
-    app.tasks["shop.note"].apply_async(("b",), exchange=radio, routing_key="", queue=None)
+    app.tasks["shop.note"].apply_async(("b",), queue=radio)
     always(lambda: "b" not in ledger.starts(), during=0.2)
+    ledger.release("a")
+    eventually(lambda: "b" in ledger.finishes())
+    eventually(lambda: at_rest(gate))
+    assert ledger.runs() == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_job_waits_for_the_slot_of_a_broadcast(started, shop, ledger, db, pool):
+    """It was recorded as running in a pool of threads, and waited there for a thread."""
+    gate = started(pool)
+    app = gate.worker.app
+    app.control.add_consumer("radio", "radio", "fanout", reply=True, timeout=5)
+    radio = kombu.Queue("radio", kombu.Exchange("radio", "fanout"), "radio")
+    app.tasks["shop.hold"].apply_async(("a",), queue=radio)
+    eventually(lambda: "a" in ledger.starts())
+    shop.note.delay("b")
+    eventually(lambda: db.held() and gate.waiting_count())
+    always(lambda: not db.running(), during=0.5)
     ledger.release("a")
     eventually(lambda: "b" in ledger.finishes())
     eventually(lambda: at_rest(gate))
