@@ -105,12 +105,13 @@ def _stopping(owner: Mapping[str, Any], name: str) -> Finding:
     text = (
         f"worker {name} has been stopping for {span(waits)} and {activity}; it claims no more jobs"
     )
+    dump = f"py-spy dump --subprocesses --pid {owner['pid']}"  # the pool's processes, too
     fix = (
-        f"see what the job waits for (py-spy dump --pid {owner['pid']}); a second SIGTERM does "
+        f"see what the job waits for ({dump}); a second SIGTERM does "
         "not cut it short, SIGQUIT does (not with threads): the job is requeued, and gets one "
         "stop. A time limit prevents such runs"
         if owner["running"]
-        else f"check its log, and what pid {owner['pid']} waits for (py-spy dump)"
+        else f"check its log, and what it waits for ({dump})"
     )
     view = View("worker", owner["owner"], short_name=owner["node"])
     if waits < STOPPING_LONG_S:

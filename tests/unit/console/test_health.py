@@ -276,6 +276,10 @@ def test_what_a_stopping_worker_waits_for_and_for_how_long(seen):
     assert (found.level, found.code) == ("warning", "stopping-owner")
     assert "stopping for 5 min and waits for 1 running job, which has run for 90 s" in str(found)
     assert "SIGQUIT" in found.fix
+    pid = seen["owners"][1]["pid"]
+    assert f"py-spy dump --subprocesses --pid {pid}" in found.fix, "a pool process runs the job"
+    seen["owners"][1]["running"] = 0
+    assert f"py-spy dump --subprocesses --pid {pid}" in only(seen).fix
 
 
 def test_lost_jobs_are_a_warning_for_an_hour(seen):
