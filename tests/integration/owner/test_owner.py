@@ -174,7 +174,7 @@ def test_a_process_leaves_with_its_last_channel(member, bench):
 def test_a_process_with_a_running_job_stays_registered_when_its_channel_closes(member, bench):
     bench.push("mail", payload(1))
     [running] = member.claim(["mail"], 1, 1).leases
-    member.leases.deliver(running)
+    Driver.of(member).deliver(running.job)
     member.leave(1)
     assert member.name
     assert bench.private(member.name) == [payload(1)]
