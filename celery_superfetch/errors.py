@@ -27,11 +27,11 @@ class UnsupportedVersion(SuperfetchError):
 
 
 class ForkedConnection(SuperfetchError):
-    """A child consumes over a connection that its parent made; nothing was claimed."""
+    """A forked process consumes over a connection that its parent made; nothing was claimed."""
 
 
 class JobNotFound(SuperfetchError, LookupError):
-    """No job with that id is in the dead set."""
+    """The dead set has no such job, or more than one; or another process is retrying it."""
 
 
 class NotWhole(SuperfetchError):

@@ -75,8 +75,9 @@ class DeadSet(store.DeadSetStore):
     >>> with DeadSet(app) as dead:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
 
-    Jobs are picked by conditions (``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``),
-    and named by id or Celery task id, or the start of either.
+    Methods select jobs by conditions (``task``, ``queue``, ``reason``, ``older_than``,
+    ``newer_than``), or one job by its id or its Celery task id, or by the start of either;
+    ``delete`` needs whole ids.
 
     Iterate over it for all jobs, the newest first; ``len()`` says how many there are.
 
@@ -162,8 +163,8 @@ class DeadSet(store.DeadSetStore):
         Arguments:
             to: name of the queue; None: their own.
             progress: called after each batch with the number of jobs that were dealt with.
-            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
-                ``newer_than``); none: all jobs.
+            conditions: ``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``; none: all
+                jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.

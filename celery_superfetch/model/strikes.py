@@ -101,7 +101,7 @@ class Running(NamedTuple):
 class Recovery:
     """A job that is about to be recovered or dead-lettered. Its counters include this recovery."""
 
-    job: Job  #: its owner, queue list and payload
+    job: Job  #: with its ``owner``, ``queue_list`` and ``payload``
     reason: str  #: why its owner lost it
     app_name: str  #: name of the owner's Celery app; empty outside Celery
     #: How this recovery counts: its ``value`` is ``exact``, ``suspect``, ``stop``, or empty if the
@@ -117,7 +117,7 @@ class Recovery:
     solo_runs: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
-    parsed: bool = True  #: False if the payload is no message, or none that can be received
+    parsed: bool = True  #: False if the payload is no message, or Celery cannot receive it
     counted: bool = False  #: an earlier call has counted it and recovered the job (see ``latest``)
     stops: int = 0  #: runs that were cut short because their worker was stopping, with this one
     stop_limit: int | None = None  #: stops at which it is dead-lettered; None: never

@@ -108,8 +108,8 @@ class DeadSetStore(Structure):
         Arguments:
             first: how many of the newest are skipped.
             count: how many there are at most.
-            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
-                ``newer_than``); none: all jobs.
+            conditions: ``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``; none: all
+                jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
@@ -132,9 +132,9 @@ class DeadSetStore(Structure):
         deletes meanwhile may be left out.
 
         Arguments:
-            oldest_first: those first that died first.
-            conditions: those of ``DeadFilter`` (``task``, ``queue``, ``reason``, ``older_than``,
-                ``newer_than``); none: all jobs.
+            oldest_first: begin with the job that died first.
+            conditions: ``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``; none: all
+                jobs.
 
         Raises:
             BadFilter: a condition is empty, or no job could meet them all.
