@@ -6,7 +6,7 @@ its number among those owners, how many they are, and how many of them wait for 
 alone each worker computes on which lists it blocks, so that together they block on all of them and
 a job wakes one worker. Ranks are a moment old, and two workers may have the same number for a
 while: then a list may have no reader, and a job waits there until a worker looks at all of its
-lists, which each does every few seconds. No job is lost.
+lists, which each does once a second. No job is lost.
 
 ``transport/fetch/blocking_reads.py`` calls this. It has no state: the death of a process leaves
 nothing.
