@@ -321,6 +321,8 @@ class PoolSlots:
         processes = self.processes
         with self._closed():
             self._flush()
+        # No job here is that of a process whose successor has its descriptors: Celery's pool ends a
+        # lost job when it replaces the process, and not after billiard's ``lost_worker_timeout``.
         for job in processes._cache.values():
             process = job._write_to
             if process is not None and not job.ready():
