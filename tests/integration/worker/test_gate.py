@@ -194,12 +194,19 @@ def test_before_a_batch_that_may_take_long_a_solo_loop_sends_its_acks(
     assert sent == ["job"] + ["acks"] * (pool == "solo")
 
 
+def listen(app: Any) -> kombu.Queue:
+    """Make the workers consume a queue of broadcasts. No other test may use its name: kombu
+    remembers in this process that it is one."""
+    name = "broadcasts-to-a-gate"
+    app.control.add_consumer(name, name, "fanout", reply=True, timeout=5)
+    return kombu.Queue(name, kombu.Exchange(name, "fanout"), name)
+
+
 @pytest.mark.parametrize("pool", ["prefork", *HERE])
 def test_a_broadcast_has_no_claim_and_waits_for_a_slot_as_well(started, shop, ledger, pool):
     gate = started(pool)
     app = gate.worker.app
-    app.control.add_consumer("radio", "radio", "fanout", reply=True, timeout=5)
-    radio = kombu.Queue("radio", kombu.Exchange("radio", "fanout"), "radio")
+    radio = listen(app)
     shop.run("a")
     app.tasks["shop.note"].apply_async(("b",), queue=radio)
     always(lambda: "b" not in ledger.starts(), during=0.2)
@@ -214,8 +221,7 @@ def test_a_job_waits_for_the_slot_of_a_broadcast(started, shop, ledger, db, pool
     """It was recorded as running in a pool of threads, and waited there for a thread."""
     gate = started(pool)
     app = gate.worker.app
-    app.control.add_consumer("radio", "radio", "fanout", reply=True, timeout=5)
-    radio = kombu.Queue("radio", kombu.Exchange("radio", "fanout"), "radio")
+    radio = listen(app)
     app.tasks["shop.hold"].apply_async(("a",), queue=radio)
     eventually(lambda: "a" in ledger.starts())
     shop.note.delay("b")
