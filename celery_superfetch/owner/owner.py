@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from time import time
+from time import monotonic, time
 from typing import Any, TypeVar, cast
 
 from redis import Redis
@@ -131,6 +131,8 @@ class Owner:
         self.blocking: set[int] = set()
         #: Its blocking reads that wait at this moment.
         self.armed_reads: set[object] = set()
+        #: Until when a blocking read of a closed channel may still bring a job (monotonic s).
+        self._may_land_until = 0.0
         #: The rank of this owner among the owners of the same queue lists, and how many of them
         #: wait for jobs, as of the last heartbeat.
         self.rank = OwnerRank()
@@ -325,8 +327,8 @@ class Owner:
 
         Arguments:
             may_land: whether a blocking read may still bring a job. Then a *tombstone* (a mark of
-                an owner that is gone) stays on the server, by which reapers find the job and
-                requeue it.
+                an owner that is gone) stays on the server when this process unregisters, by which
+                reapers find the job and requeue it.
         """
 
         def settle() -> None:
@@ -337,10 +339,12 @@ class Owner:
                 self._settle()
             finally:  # also after an error: this channel must not keep the owner registered
                 with self._lock:
+                    if may_land:
+                        self._may_land_until = monotonic() + BLOCK_TIMEOUT
                     self._lists_by_user.pop(user, None)
                     self._note_consumed()
                     if not self._lists_by_user and self.name and self.leases.is_empty:
-                        self._end(tombstone=BLOCK_TIMEOUT if may_land else 0)
+                        self._end()
 
         # Two tries: if this is the last channel, no later call would send what is pending.
         if exc := self._try(settle, 2):
@@ -389,7 +393,7 @@ class Owner:
                 return
             self.leases.pending.lost_jobs.examine()
             self._lists_by_user.clear()
-            self._end(tombstone=0)
+            self._end()
 
         with self._lock:
             if exc := self._try(settle, 3):
@@ -405,8 +409,14 @@ class Owner:
                     self._heartbeat_thread.stopped = True
         self.leases.announce_lost()
 
-    def _end(self, tombstone: float) -> None:
+    def _end(self) -> None:
+        """Unregister. If a blocking read may still bring a job, leave a tombstone for so long: the
+        reads of a channel that was never closed wait until the process is gone, and a job that
+        lands for an owner without a tombstone is found by no reaper."""
         owner = self.name
+        tombstone = max(0.0, self._may_land_until - monotonic())
+        if self.armed_reads:
+            tombstone = BLOCK_TIMEOUT
         left = self._by_heartbeat_thread(partial(self.heartbeat_session.leave, tombstone))
         if left > 0:
             logger.warning(

@@ -215,6 +215,17 @@ def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(
     assert bench.registry.owners() == {}
 
 
+def test_a_read_of_an_earlier_channel_is_not_forgotten_by_the_last_one(member, bench):
+    member.join(2, {"mail": 0})
+    name = member.name
+    member.leave(1, may_land=True)
+    member.leave(2)
+    assert set(bench.registry.tombstones()) == {name}
+    bench.land(name, "mail", payload(1))
+    bench.reaper().reap()
+    assert bench.queue() == [payload(1)]
+
+
 def test_connections_that_were_cut_a_moment_ago_keep_nobody_from_leaving_in_order(make, bench):
     member = make(heartbeat_interval=30)  # its heart does not learn of it first
     member.join(1, {"mail": 0})

@@ -91,6 +91,22 @@ def test_the_ids_of_one_server_are_strangers_at_another(fresh_server):
         inbox.close()
 
 
+def test_a_read_that_waits_at_the_exit_of_its_process_strands_no_job(url, bench):
+    """A program exits without closing its connection: the server serves the read until the process
+    is gone. A reaper finds the job by the tombstone of its owner."""
+    with Inbox(url) as inbox:
+        inbox.settle_in()
+        owner = inbox.channel.owner
+        eventually(lambda: blocked(bench.client))
+        name = owner.name
+        owner.leave_for_good()
+        assert set(bench.registry.tombstones()) == {name}
+        bench.push("mail", payload(1))
+        eventually(lambda: not bench.queue(), message="the job lands")
+        bench.reaper().reap()
+        assert bench.queue() == [payload(1)]
+
+
 def test_what_one_channel_names_no_other_has(bench):
     """One owner, two channels that wait on one list: whoever claims first has what landed for both,
     and a reply that is read later speaks of nothing."""
