@@ -15,15 +15,15 @@ class SuperfetchError(Exception):
 
 
 class ConfigError(SuperfetchError, ValueError):
-    """An option is misspelt or impossible; nothing was started."""
+    """An option is misspelt or impossible, or ``install`` came too late; nothing was started."""
 
 
 class UnsupportedBroker(SuperfetchError):
-    """The broker cannot carry the guarantee (Windows, an old or read-only server)."""
+    """The broker or the platform cannot be used: not Redis, an old server, Windows, say."""
 
 
 class UnsupportedVersion(SuperfetchError):
-    """Celery, kombu, billiard or redis-py has a version not tested here; nothing was claimed."""
+    """An untested version of Celery, kombu, billiard or redis-py; nothing was claimed."""
 
 
 class ForkedConnection(SuperfetchError):
@@ -35,7 +35,7 @@ class JobNotFound(SuperfetchError, LookupError):
 
 
 class NotWhole(SuperfetchError):
-    """Only the head of a dead job's message was kept; it was not put back."""
+    """Only the first bytes of a dead job's message were kept; it was not put back."""
 
 
 class BadFilter(SuperfetchError, ValueError):
@@ -52,7 +52,8 @@ class WrongType(SuperfetchError):
 
 
 class StillInUse(SuperfetchError):
-    """A live worker may hold the jobs; nothing was moved. The text names it, and what to do."""
+    """A live worker may hold the jobs of a ``migrate`` or ``rollback``; nothing was moved. The text
+    names it, and what to do."""
 
 
 class PoisonPill(SuperfetchError):
@@ -68,7 +69,7 @@ class PoisonPill(SuperfetchError):
     def __init__(self, text: str = "", facts: Mapping[str, Any] | None = None) -> None:
         fields = dict(facts or {})
         super().__init__(text, fields)
-        self.reason = str(fields.get("reason", ""))  #: Reason for which its last owner lost it.
+        self.reason = str(fields.get("reason", ""))  #: Reason for its move to the dead set.
         #: Number of its recoveries that may have been its own fault.
         self.strikes = int(fields.get("strikes", 0))
         #: Number of times that an owner lost it, the last one included.

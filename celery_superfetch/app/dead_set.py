@@ -77,7 +77,7 @@ class DeadSet(store.DeadSetStore):
 
     Methods select jobs by conditions (``task``, ``queue``, ``reason``, ``older_than``,
     ``newer_than``), or one job by its id or its Celery task id, or by the start of either;
-    ``delete`` needs whole ids.
+    ``delete`` takes only whole ids of the dead set (``job.id``).
 
     Iterate over it for all jobs, the newest first; ``len()`` says how many there are.
 
@@ -109,16 +109,16 @@ class DeadSet(store.DeadSetStore):
         self.close()
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
-        """Put one job back at the end of its queue, or of another (``to``), in its old priority,
-        with no strikes, recoveries and stops, and its result pending again.
+        """Put one job back at the end of its queue, or of another (``to``), in its old priority.
+        Its counters begin at 0 again, and its stored result is deleted unless it is a SUCCESS.
 
         Arguments:
             job: a job, or its id, or Celery's id of the task, or the start of either.
             to: name of the queue; None: its own.
 
         Raises:
-            JobNotFound: it is not in the dead set, left meanwhile, or another process retries it at
-                this moment.
+            JobNotFound: it is not in the dead set (any more), or ``job`` is the start of several
+                ids, or another process retries it at this moment.
             NotWhole: only the first bytes of its message were kept.
             WrongType: the queue's key holds something else than a list.
         """

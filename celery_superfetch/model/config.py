@@ -84,8 +84,8 @@ class Config:
     `superfetch_strike_limit` (None: never). The figure is Sidekiq Pro's."""
 
     strike_window: Seconds = 72 * 3600.0
-    """72 hours. So long after its first recovery or requeue, a job's counters are forgotten. The
-    figure is Sidekiq Pro's."""
+    """The time from a job's first recovery or requeue until its counters are forgotten, by default
+    72 hours. The figure is Sidekiq Pro's."""
 
     recovery_limit: Recoveries = 20
     """A job goes on probation at this many recoveries, with strikes or without; stops do not count.
@@ -99,9 +99,9 @@ class Config:
 
     dead_limit: Jobs = 10_000
     """The dead set keeps at most so many jobs of this app. The oldest are deleted, counted
-    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Messages
-    that never ran count apart: as many, and 64 MB; unparseable items, too: 1,000, and 16 MB. The
-    figure is Sidekiq's."""
+    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Counted
+    apart are messages that never ran (as many, and 64 MB), and unparseable items (1,000, and 16
+    MB). The figure is Sidekiq's."""
 
     dead_ttl: Seconds = 180 * 86400.0
     """180 days. Older jobs of this app, and older unparseable items, are dropped from the dead

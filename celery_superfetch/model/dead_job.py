@@ -97,13 +97,13 @@ class DeadJob:
     owner: str  #: its last owner, the worker that had claimed it: ``host|pid|nonce``
     strikes: int  #: recoveries that may have been its own fault
     recoveries: int  #: number of times that an owner lost it, the last one included
-    #: Its lost runs, the oldest first; the last one led to the dead set. Each has owner, reason,
-    #: strike and at (server s).
+    #: Its lost runs, the oldest first; the last one led to the dead set. Each has ``owner``,
+    #: ``reason``, ``strike`` (``exact``, ``suspect`` or empty) and ``at`` (s, server's clock).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: when it was dead-lettered, by the server's clock, in ms
     # ``kill.lua`` adds it to the record, from the job's claim.
-    #: Its steps note: which of its steps (the messages that are published because it ends) its runs
-    #: have published. If it is put back, its next run publishes the others.
+    #: Its steps note: which of its steps its runs have published. (A step is a message that a job
+    #: publishes because it ends.) If it is put back, its next run publishes the others.
     steps: str = ""
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).
@@ -129,7 +129,7 @@ class DeadJob:
         return self.died_at / 1000 if self.died_at else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all that may be shown, for people and for ``--json``; the arguments are cut."""
+        """Return what ``--json`` prints of it; long arguments are cut short."""
         args, kwargs = arguments(self.payload)
         text = _text(self.payload)
         payload = {} if text is None else {"payload": text, "encoding": "utf-8"}

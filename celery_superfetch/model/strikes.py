@@ -99,7 +99,7 @@ class Running(NamedTuple):
 
 @dataclass(frozen=True)
 class Recovery:
-    """A job that is about to be recovered or dead-lettered. Its counters include this recovery."""
+    """A job that is recovered or dead-lettered. Its counters include this recovery."""
 
     job: Job  #: with its ``owner``, ``queue_list`` and ``payload``
     reason: str  #: why its owner lost it
@@ -112,8 +112,8 @@ class Recovery:
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
     history: tuple[Mapping[str, Any], ...] = ()  #: earlier recoveries, as in `DeadJob`
     limit: int | None = None  #: strikes at which it is dead-lettered; None: never
-    #: Number of its next solo run if it is recovered: 1, and 1 more for each suspect strike since
-    #: it went on probation; 0: it does not go on probation.
+    #: 0: it does not go on probation. Otherwise the number of its next solo run (its next run in
+    #: isolation): 1, and 1 more for each suspect strike since it went on probation.
     solo_runs: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
@@ -215,12 +215,12 @@ class Recovery:
 
     @property
     def stopped_too_often(self) -> bool:
-        """True if this many stops dead-letter the job."""
+        """True if its stops have reached the stop limit."""
         return self.stop_limit is not None and self.stops >= self.stop_limit
 
     @property
     def met_too_many_deaths(self) -> bool:
-        """True if this many deaths alongside other jobs dead-letter the job."""
+        """True if ``deaths_alongside`` has reached 20 and the strike limit (None: never)."""
         most = self.limit and max(self.limit, DEATHS_ALONGSIDE)
         return most is not None and self.deaths_alongside >= most
 
