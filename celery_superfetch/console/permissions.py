@@ -38,7 +38,8 @@ OPTIONAL = {
         "`migrate` may take connections of superfetch for those of stock workers"
     ),
     "client|kill ID 0": "a blocking read of a worker declared dead may claim once more",
-    "client|unblock 0": "a job may wait up to 20 s when a worker cancels its blocking reads",
+    "client|unblock 0": "a job that arrives at a busy worker is requeued, and solo workers open "
+    "their blocking reads again after each run",
     "client|tracking OFF": "where few workers are idle, a job may wait for a second",
     "zlexcount K - +": "workers do not share their queue lists; a job may wake several",
     "zrevrangebylex K + -": "workers do not share their queue lists; a job may wake several",
