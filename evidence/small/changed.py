@@ -1,4 +1,4 @@
-"""The package's scripts, some of them with a safety taken out."""
+"""The package's scripts, with lines removed from some of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import redis
 from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.redis.scripts import Scripts
 
-#: What is taken out of a script's text, and what stands there instead.
+#: Pairs of a text in a script and the text that replaces it.
 Changes = tuple[tuple[str, str], ...]
 
 
-class Changed(Scripts):
-    """Our scripts, some of them with a line of theirs taken out."""
+class ChangedScripts(Scripts):
+    """The package's scripts, some of them changed.
+
+    Arguments:
+        changes: script -> what is changed in it.
+    """
 
     def __init__(self, client: redis.Redis, never: str, changes: Mapping[str, Changes]) -> None:
         super().__init__(client, never)
@@ -31,6 +35,6 @@ class Changed(Scripts):
         text = super()._source(name)
         for old, new in self._changes.get(name, ()):
             if old not in text:
-                raise ValueError(f"{name}.lua has no {old!r} any more: mend this mutant")
+                raise ValueError(f"{name}.lua no longer contains {old!r}: adapt this mutant")
             text = text.replace(old, new)
         return text

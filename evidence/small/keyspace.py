@@ -1,8 +1,9 @@
-"""Keyspaces by number, and what a script of ours makes of one, on a real server.
+"""Keyspaces by number, and what a script of the package changes in one, on a real server.
 
-A script sees nothing but the keys, its arguments and the clock. So each keyspace is put on the
-server once for each call that meets it, and what came of it is remembered. Of times it is kept only
-whether a heartbeat is the one that a reaper saw: nothing else in this world is judged by them.
+A script depends only on the keys, its arguments and the clock. So each call is made once for each
+keyspace: the keyspace is written to the server, the call is made, all keys are read, and the result
+is remembered. Times are dropped, with one exception: whether a heartbeat came after the reaper had
+judged its owner. No other decision in this world depends on them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from celery_superfetch.store.redis.call import Call
 from celery_superfetch.store.redis.pipeline import asked
 from celery_superfetch.store.strike_counters import StrikeCounters
 
-from .changed import Changed, Changes
-from .seen import NOTES, Rows, Seen, see
+from .changed import ChangedScripts, Changes
+from .contents import NOTES, Contents, Rows, contents_of
 
 PUT = """
 redis.call('FLUSHDB')
@@ -41,22 +42,22 @@ for i, key in ipairs(redis.call('KEYS', '*')) do
 end
 return rows
 """
-#: How each kind of key is written.
+#: Kind of key -> the command that writes it.
 WRITES = {"list": "RPUSH", "set": "SADD", "hash": "HSET", "string": "SET", "zset": "ZADD"}
 
-
-#: Fields of a job's history of which no decision of this world depends -> what stands for each.
-SAME_TO_ALL = {"history": "[]"}
-SAME_TO_ALL |= dict.fromkeys(("requeues", "token", "first_claim", "stops"), "1")
-SAME_TO_ALL |= dict.fromkeys(("deaths", "alongside"), "1")
+#: Fields of a job's history on which no decision of this world depends -> one value for all.
+CONSTANT_FIELDS = {"history": "[]"}
+CONSTANT_FIELDS |= dict.fromkeys(("requeues", "token", "first_claim", "stops"), "1")
+CONSTANT_FIELDS |= dict.fromkeys(("deaths", "alongside"), "1")
 
 
 class ScriptError(Exception):
-    """A script of ours failed."""
+    """A script of the package failed."""
 
 
-class Numbered(PrivateLists):
-    """Claims are numbered as the world says: times would make every keyspace a new one."""
+class NumberedClaims(PrivateLists):
+    """Private lists whose claims get the numbers that the world chooses. The package takes them
+    from the time, which would make each keyspace a new one."""
 
     number = 1
 
@@ -65,32 +66,33 @@ class Numbered(PrivateLists):
 
 
 class Keyspaces:
-    """Structures of the package whose scripts run on whichever keyspace is meant.
+    """All keyspaces that were met, and the package's structures, whose scripts run on one of them.
 
     Arguments:
-        changes: of scripts, in which a safety is missing.
+        changes: script -> what is changed in it.
+        options: of the package's ``Config``.
     """
 
     def __init__(self, client: redis.Redis, changes: Mapping[str, Changes], **options: Any) -> None:
         self.database = Database(client, Config(app_name="shop", **options))
         self.keys = self.database.keys
-        self._scripts = Changed(client, self.keys.never, changes)
+        self._scripts = ChangedScripts(client, self.keys.never, changes)
         self.database.__dict__["scripts"] = self
         self.registry, self.parked = OwnerRegistry(self.database), ParkedJobs(self.database)
-        self.lists, self.strike_counters = Numbered(self.database), StrikeCounters(self.database)
+        self.lists = NumberedClaims(self.database)
+        self.strike_counters = StrikeCounters(self.database)
         self.limits = Limits.of(self.database.config)
         self._connection = client.connection_pool.get_connection()
         self._put, self._dump = (client.script_load(text) for text in (PUT, DUMP))
         self._numbers: dict[Rows, int] = {}
-        self.rows: list[Rows] = []
-        self.seen: list[Seen] = []
-        self._done: dict[Any, tuple[int, Any]] = {}
-        self.at = 0  # the keyspace on which scripts run
-        self.other_score = 1
-        self.blames_all = False  # a job that ran beside others is blamed as one that ran alone
-        self.asked: list[str] = []  # the scripts that ran
+        self.rows: list[Rows] = []  # of each keyspace, by its number
+        self.contents: list[Contents] = []  # of each keyspace, by its number
+        self._results: dict[Any, tuple[int, Any]] = {}
+        self.current = 0  # the keyspace on which scripts run
+        self.new_score = 1  # what a heartbeat writes
+        self.scripts_run: list[str] = []
 
-    # -- what the structures think are their scripts
+    # -- the interface of ``Scripts``, for the structures
 
     def run(
         self,
@@ -100,45 +102,46 @@ class Keyspaces:
         whole: bool = False,
         is_plain: bool = False,
     ) -> Any:
-        self.asked.append(name)
+        self.scripts_run.append(name)
         return self._execute(self._scripts.command(Call(name, keys, args, is_plain=is_plain)))
 
     def run_all(self, calls: Sequence[Call], *, errors: bool = False) -> list[Any]:
         return [self.run(*call) for call in calls]
 
     def command(self, *command: Any) -> Any:
-        """One command of Redis's own."""
+        """Run one plain command on the current keyspace."""
         return self._execute(command)
 
     def _execute(self, command: Sequence[Any]) -> Any:
-        put = "EVALSHA", self._put, 0, self._commands(self.at)
-        done, reply, rows = asked(self._connection, put, command, ("EVALSHA", self._dump, 0))
-        for answer in (done, reply, rows):
+        put = "EVALSHA", self._put, 0, self._commands(self.current)
+        written, reply, rows = asked(self._connection, put, command, ("EVALSHA", self._dump, 0))
+        for answer in (written, reply, rows):
             if isinstance(answer, Exception):
                 raise ScriptError(str(answer))
-        self.at = self.number(self._as_known(rows))
+        self.current = self.number(self._comparable(rows))
         return reply
 
-    def do(self, at: int, act: Callable[..., Any], *params: Any) -> tuple[int, Any]:
-        """What an act of some structures makes of a keyspace, and what it returns."""
-        key = at, act.__name__, self.lists.number, self.other_score, *params
-        if key not in self._done:
-            self.at = at
+    def call(self, at: int, act: Callable[..., Any], *params: Any) -> tuple[int, Any]:
+        """Make a call of ``calls.py`` on the keyspace ``at``; return the keyspace after it, and
+        what the call returned."""
+        key = at, act.__name__, self.lists.number, self.new_score, *params
+        if key not in self._results:
+            self.current = at
             reply = act(self, *params)
-            self._done[key] = self.at, reply
-        return self._done[key]
+            self._results[key] = self.current, reply
+        return self._results[key]
 
     # -- keyspaces
 
     def number(self, rows: Rows) -> int:
-        """Of a keyspace; a new one gets the next."""
+        """Return the number of a keyspace; a new one gets the next number."""
         if rows not in self._numbers:
             self._numbers[rows] = len(self.rows)
             self.rows.append(rows)
-            self.seen.append(see(self.keys, rows))
+            self.contents.append(contents_of(self.keys, rows))
         return self._numbers[rows]
 
-    @cache  # noqa: B019 - it lives as long as the search
+    @cache  # noqa: B019 - the object lives as long as the search
     def _commands(self, at: int) -> str:
         commands = []
         for key, kind, values in self.rows[at]:
@@ -149,10 +152,11 @@ class Keyspaces:
             commands.append([WRITES[kind], key, *values])
         return json.dumps(commands)
 
-    def _as_known(self, rows: Sequence[Any]) -> Rows:
-        """Without what nobody in this world asks for: times, histories, statistics, records."""
-        keys, kept = self.keys, []
-        dropped = (keys.stats, keys.deaths)
+    def _comparable(self, rows: Sequence[Any]) -> Rows:
+        """Return the keys without what makes no difference in this world: times, statistics, and
+        the details of histories and of records."""
+        keys, compared = self.keys, []
+        dropped = (keys.stats, keys.deaths, keys.minutes)  # the last are the counts of charts
         for raw_key, raw_kind, raw_values in rows:
             key, kind = raw_key.decode(), raw_kind.decode()
             if key.startswith(dropped):
@@ -171,15 +175,15 @@ class Keyspaces:
                 ]
             elif kind == "set":
                 values.sort()
-            kept.append((key, kind, tuple(values)))
-        return tuple(sorted(kept))
+            compared.append((key, kind, tuple(values)))
+        return tuple(sorted(compared))
 
     def _field(self, key: str, name: str, text: str) -> tuple[str, ...]:
         of_reaped = "state", "state_before_reap", "ran_at_reap"
         if key.startswith(self.keys.owner_record("")) and name not in of_reaped:
             return ()
         if key.startswith(self.keys.history("")):
-            text = SAME_TO_ALL.get(name, text)
+            text = CONSTANT_FIELDS.get(name, text)
         if key == self.keys.dead_jobs:
             record = json.loads(text)
             text = json.dumps({"payload": record["payload"], "strikes": record["strikes"]})
@@ -187,15 +191,17 @@ class Keyspaces:
 
     def _scored(self, key: str, name: str, text: str, at: int) -> tuple[str, str]:
         if key == self.keys.owners:
-            return name, text if len(text) == 1 else str(self.other_score)
+            return name, text if len(text) == 1 else str(self.new_score)
         if key.startswith(self.keys.parked_of("")):
-            # Two of the same bytes are two members; more is not asked of the names of their claims.
+            # Two jobs of the same bytes are two members. What else is in a member makes no
+            # difference.
             return f"{at}\n" + name.partition("\n")[2], "1"
         return name, "1"
 
     @cache  # noqa: B019 - as above
-    def rewritten(self, at: int, owners: tuple[tuple[str, str], ...], ids: Any, score: Any) -> int:
-        """With other names of owners ('' forgets one) and claims, and other scores."""
+    def renamed(self, at: int, owners: tuple[tuple[str, str], ...], ids: Any, score: Any) -> int:
+        """Return the number of a keyspace with other names of owners ('' removes one) and of
+        claims, and with other scores."""
         names, numbers, scores = dict(owners), dict(ids), dict(score)
         rows = []
         for key, kind, values in self.rows[at]:
@@ -207,7 +213,7 @@ class Keyspaces:
                     break
             if key in (self.keys.owners, self.keys.reaped):
                 pairs = zip(values[::2], values[1::2], strict=True)
-                kept = sorted(
+                rest = sorted(
                     (
                         names.get(name, name),
                         scores.get(text, text) if key == self.keys.owners else text,
@@ -215,7 +221,7 @@ class Keyspaces:
                     for name, text in pairs
                     if names.get(name, name)
                 )
-                values = tuple(v for pair in kept for v in pair)
+                values = tuple(v for pair in rest for v in pair)
             if key.startswith(self.keys.host("")):
                 values = tuple(sorted(filter(None, (names.get(one, one) for one in values))))
             if key and values:

@@ -1,4 +1,4 @@
-"""Breadth first through all states: the shortest trace to what must not be, or none."""
+"""Search all states breadth first, so that the trace to a violation is the shortest."""
 
 from __future__ import annotations
 
@@ -8,98 +8,106 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from .keyspace import ScriptError
-from .state import State
+from .state import WorldState
 from .world import World
 
 
 @dataclass
 class Result:
+    """The result of a search."""
+
     states: int = 0
     transitions: int = 0
-    depth: int = 0
+    depth: int = 0  # all states that can be reached in so many steps were checked
     seconds: float = 0.0
-    wrong: str = ""
-    trace: list[str] = field(default_factory=list)
-    complete: bool = True  # False: it was told to go no further
+    violation: str = ""  # the first that was found; empty: none
+    trace: list[str] = field(default_factory=list)  # the steps that lead to it
+    complete: bool = True  # False: a limit ended the search
 
 
 def search(
     world: World,
-    harms: int,
+    harm_count: int,
     *,
     deepest: float = math.inf,
     most: float = math.inf,
     seconds: float = math.inf,
     progress: bool = True,
 ) -> Result:
-    """Look at all states that can be reached, with so many harms at most.
+    """Search the states that can be reached with at most ``harm_count`` harms.
 
     Arguments:
-        deepest, most, seconds: steps, states and time after which it is enough.
-        progress: look, too, whether each state can be led to a good end without another harm.
+        deepest, most, seconds: limits of the number of steps, of the number of states, and of the
+            time. None of the three: the search is complete.
+        progress: also check that all jobs can still end from each state, without a further harm.
+            An incomplete search cannot check that.
     """
     result, began = Result(), monotonic()
-    first = world.first(harms)
-    number: dict[State, int] = {first: 0}
-    came: list[tuple[int, str]] = [(-1, "")]
-    depth = [0]
-    back: list[list[int]] = [[]]  # whence each can be reached without a harm
+    first = world.first(harm_count)
+    numbers: dict[WorldState, int] = {first: 0}
+    came_by: list[tuple[int, str]] = [(-1, "")]  # of each state: the state before, and the step
+    depths = [0]
+    sources: list[list[int]] = [[]]  # of each state: the states that lead to it without a harm
     done: list[int] = []
     waiting = deque([first])
-    while waiting and not result.wrong:
+    while waiting and not result.violation:
         state = waiting.popleft()
-        at = number[state]
-        result.depth = depth[at]
+        at = numbers[state]
+        result.depth = depths[at]
         if progress and world.is_done(state):
             done.append(at)
-        if depth[at] >= deepest or len(came) >= most or monotonic() - began >= seconds:
+        if depths[at] >= deepest or len(came_by) >= most or monotonic() - began >= seconds:
             result.complete = False
-            continue
+            break
         try:
             for step in world.steps(state):
                 result.transitions += 1
-                to = number.get(step.state)
+                to = numbers.get(step.state)
                 if to is None:
-                    to = number[step.state] = len(came)
-                    came.append((at, step.what))
-                    depth.append(depth[at] + 1)
-                    back.append([])
+                    to = numbers[step.state] = len(came_by)
+                    came_by.append((at, step.what))
+                    depths.append(depths[at] + 1)
+                    sources.append([])
                     waiting.append(step.state)
                 if not step.harm:
-                    back[to].append(at)
-                if step.wrong:
-                    result.wrong = step.wrong
-                    result.trace = [*_trace(came, at), step.what]
+                    sources[to].append(at)
+                if step.violation:
+                    result.violation = step.violation
+                    result.trace = [*_trace(came_by, at), step.what]
                     break
         except ScriptError as exc:
-            result.wrong, result.trace = f"a script fails: {exc}", _trace(came, at)
-    result.states = len(came)
-    if progress and result.complete and not result.wrong:
-        stuck = _stuck(back, done)
+            result.violation, result.trace = (
+                f"the script of the next step fails: {exc}",
+                _trace(came_by, at),
+            )
+    result.states = len(came_by)
+    if progress and result.complete and not result.violation:
+        stuck = _stuck(sources, done)
         if stuck is not None:
-            result.wrong = "from here on no job ends, whatever is done"
-            result.trace = _trace(came, stuck)
+            result.violation = "from here on no step leads to the end of all jobs"
+            result.trace = _trace(came_by, stuck)
     result.seconds = monotonic() - began
     return result
 
 
-def _trace(came: list[tuple[int, str]], at: int) -> list[str]:
+def _trace(came_by: list[tuple[int, str]], at: int) -> list[str]:
+    """Return the steps that lead to a state."""
     trace = []
     while at > 0:
-        at, what = came[at]
+        at, what = came_by[at]
         trace.append(what)
     return trace[::-1]
 
 
-def _stuck(back: list[list[int]], done: list[int]) -> int | None:
-    """The first state from which no good end can be reached."""
-    good = bytearray(len(back))
+def _stuck(sources: list[list[int]], done: list[int]) -> int | None:
+    """Return the first state from which no state with all jobs done can be reached."""
+    reaches_end = bytearray(len(sources))
     waiting = list(done)
     for at in done:
-        good[at] = 1
+        reaches_end[at] = 1
     while waiting:
-        for before in back[waiting.pop()]:
-            if not good[before]:
-                good[before] = 1
+        for before in sources[waiting.pop()]:
+            if not reaches_end[before]:
+                reaches_end[before] = 1
                 waiting.append(before)
-    return good.find(0) if 0 in good else None
+    return reaches_end.find(0) if 0 in reaches_end else None

@@ -1,92 +1,169 @@
-"""A state of the small world: a keyspace by its number, and what the processes know."""
+"""One state of the small world: the number of a keyspace, and what each process and the reaper
+remember.
+
+A process remembers a lease for each job that it has claimed. Its states are those of the package's
+own lease (``celery_superfetch/owner/in_flight/lease.py``), and ``Processes`` changes them by the
+package's own table, ``TRANSITIONS``. Two states that differ only in names are the same state:
+``canonical`` returns the one that stands for them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from celery_superfetch.model.job import claim_number
+from celery_superfetch.owner.in_flight.lease import HELD, RUNS, State
 
 from .keyspace import Keyspaces
 
-#: How a process has a job. WAITS: claimed. RECORDED: said to run, and about to. RUNS. HANDED_ON: it
-#: runs, and has handed on its step. ENDED: its ack is to be sent. TWICE: its ack's reply was lost.
-#: BACK: it is to be given back.
-WAITS, RECORDED, RUNS, HANDED_ON = "waits", "recorded", "runs", "handed on"
-ENDED, TWICE, BACK = "ended", "twice", "back"
-RUNNING = RUNS, HANDED_ON
-#: What is left to do of a process that was taken for dead, or has just started.
-LEARNED, UNLANDED = "learned", "to register"
-IDLE = ("idle",)
+#: How far the run of a claimed job has got, in the pool. ``ENDED``: its task has returned.
+NOT_BEGUN, BEGUN, STEP_PUBLISHED, ENDED = "", "begun", "step published", "ended"
+UNDER_WAY = BEGUN, STEP_PUBLISHED
+
+#: Whether a process has a name (an owner) under which it claims. ``DECLARED_DEAD``: its last
+#: heartbeat was answered "reaped", and it still has that name.
+REGISTERED, UNREGISTERED, DECLARED_DEAD = "", "unregistered", "declared dead"
+
+#: What is left to do of a reconcile (``Process.needs_reconcile``): nothing; to read the claims; or
+#: first to requeue what has landed, and then to read the claims.
+RECONCILED, CLAIMS_TO_READ, RECONCILE_DUE = 0, 1, 2
+
+IDLE = ("idle",)  # a reaper that makes no pass
 
 
-class Has(NamedTuple):
-    """A job of which a process knows."""
+class ModelLease(NamedTuple):
+    """A process's record of one claimed job: the fields of the package's ``Lease``, and the facts
+    about its run that the pool and the consumer know."""
 
     owner: str
-    id: str
+    id: str  # of the claim
     job: str
-    how: str
-    counted: bool  # its claim has told that it has counters
+    state: State = State.FETCHED
+    #: True or False, as of the last reply. None: a command that changes the note had no reply.
+    has_waiting_note: bool | None = True
+    has_history: bool = False  # ``Lease.counters``: an ack has to delete the history, too
+    is_pending: bool = False  # the next send carries the command that its state requires
+    ack_had_no_reply: bool = False
+    move_had_no_reply: bool = False
+    is_taken_away: bool = False  # it was announced that its ownership was lost
+    is_cut_short: bool = False  # a stop is ending its run
+    is_suspect: bool = False  # it was claimed from probation, for a solo run
+    run: str = NOT_BEGUN
+    is_channel_closed: bool = False  # of a lease that has not left: its consumer has forgotten it
+
+    @property
+    def may_start(self) -> bool:
+        """Return whether the job waits for its start, as ``Lease.may_start``."""
+        return self.state in HELD
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the pool has the job, as ``Lease.runs``."""
+        return self.state in RUNS
+
+    @property
+    def is_under_way(self) -> bool:
+        """Return whether the task's body runs at this moment."""
+        return self.run in UNDER_WAY
+
+    @property
+    def command(self) -> str:
+        """The command that the state requires, as ``PendingLeases._commands_for`` chooses it: empty
+        if the server knows the state already, or the lease is not pending."""
+        if not self.is_pending:
+            return ""
+        if self.state is State.RETURNING:
+            return "requeue"
+        if self.state is State.PARKING:
+            return "park"
+        if self.state is State.SETTLED:
+            return "ack"
+        if self.runs and self.has_waiting_note is not False:
+            return "record start"
+        if self.may_start and self.has_waiting_note is not True and not self.is_cut_short:
+            return "put note back"
+        return ""
+
+
+def in_order(leases: Iterable[ModelLease]) -> tuple[ModelLease, ...]:
+    """Sort leases by owner and claim."""
+    return tuple(sorted(leases, key=lambda lease: (lease.owner, lease.id)))
 
 
 class Process(NamedTuple):
+    """A worker, or a plain consumer."""
+
     owner: str
-    heard: bool = False  # the start permit lasts: nobody can have taken it for silent
-    stands: bool = False  # frozen, or cut off: it asks the server nothing
-    left: str = UNLANDED
-    landed: bool = False  # a blocking read has told it of a job
-    doubt: int = 0  # 2: a reply was lost; 1: what landed is given back since
-    alone: str = ""  # the claim of a suspect, beside which nothing starts
-    jobs: tuple[Has, ...] = ()
-    lately: tuple[str, ...] = ()  # claims that it settled just before a failover
+    #: Its start permit lasts: no peer can have declared it dead because its heartbeats are missing.
+    has_permit: bool = False
+    is_stalled: bool = False  # frozen, or cut off from the server: it sends nothing
+    is_stopping: bool = False  # it starts and claims no job any more
+    name_state: str = UNREGISTERED
+    has_landed: bool = False  # it has read that a job has landed; its next claim names it
+    needs_reconcile: int = RECONCILED
+    leases: tuple[ModelLease, ...] = ()
+    recently_acked: tuple[str, ...] = ()  # claims whose acks a failover has undone
+
+    @property
+    def solo(self) -> ModelLease | None:
+        """The suspect in its solo run, in which no other job starts."""
+        return next((lease for lease in self.leases if lease.is_suspect), None)
 
 
-class State(NamedTuple):
-    at: int  # the keyspace
-    replica: int | None  # the one before the last write
-    acked: bool  # that write was an ack
+class WorldState(NamedTuple):
+    """All that can make a difference from here on."""
+
+    keyspace: int
+    replica: int | None  # the keyspace before the last write; None: no failover can come
+    was_ack: bool  # the last write was an ack
     processes: tuple[Process, ...]
-    reaper: tuple
-    reads: tuple[str, ...]  # owners, blocked or dead, for which a read may still let a job land
-    harms: int  # that may still happen
-    ended: tuple[str, ...]  # jobs of which a run has ended
-    crashes: int = 0  # of processes that a pill has ended, and nobody had taken for dead
+    reaper: tuple  # what it does next, and what it has read
+    late_reads: tuple[str, ...]  # owners for which a blocking read may still let a job land
+    harms_left: int
+    ended_jobs: tuple[str, ...]  # jobs of which a run has ended
+    crash_count: int = 0  # processes that a pill has killed and that no peer had declared dead
     failed_over: bool = False
 
 
-def name(slot: int, birth: int) -> str:
+def owner_name(slot: int, birth: int) -> str:
+    """Return the name of the owner that was born as number ``birth`` in a process's place."""
     return f"p{slot}|1|{birth}"
 
 
 def slot_of(owner: str) -> int:
+    """Return the place of an owner's process among the processes."""
     return int(owner[1])
 
 
-def next_birth(state: State, spaces: Keyspaces, slot: int) -> str:
-    births = [int(o.rpartition("|")[2]) for o in known_owners(state, spaces) if slot_of(o) == slot]
-    return name(slot, max(births, default=-1) + 1)
+def next_name(state: WorldState, spaces: Keyspaces, slot: int) -> str:
+    """Return a name that no owner of this place has had."""
+    owners = known_owners(state, spaces)
+    births = [int(owner.rpartition("|")[2]) for owner in owners if slot_of(owner) == slot]
+    return owner_name(slot, max(births, default=-1) + 1)
 
 
-def known_owners(state: State, spaces: Keyspaces) -> set[str]:
-    """Those that are named anywhere."""
-    seen = [spaces.seen[at] for at in (state.at, state.replica) if at is not None]
-    owners = {o for one in seen for o in (*one.owners, *one.reaped, *one.marked, *one.held)}
-    owners |= {o for one in seen for o in one.landed} | set(state.reads)
+def known_owners(state: WorldState, spaces: Keyspaces) -> set[str]:
+    """Return the owners that are named anywhere."""
+    found = [spaces.contents[at] for at in (state.keyspace, state.replica) if at is not None]
+    owners = {o for one in found for o in (*one.owners, *one.tombstones, *one.marked, *one.claims)}
+    owners |= {o for one in found for o in one.landed} | set(state.late_reads)
     owners |= {p.owner for p in state.processes} | set(state.reaper[1:2])
-    return owners | {has.owner for p in state.processes for has in p.jobs}
+    return owners | {lease.owner for p in state.processes for lease in p.leases}
 
 
-def known_numbers(state: State, spaces: Keyspaces, owner: str) -> set[int]:
-    """Of its claims that are named anywhere."""
+def known_numbers(state: WorldState, spaces: Keyspaces, owner: str) -> set[int]:
+    """Return the numbers of an owner's claims that are named anywhere."""
     ids: set[str] = set()
-    for at in (state.at, state.replica):
+    for at in (state.keyspace, state.replica):
         if at is not None:
-            seen = spaces.seen[at]
-            ids |= seen.held.get(owner, {}).keys() | seen.noted.get(owner, frozenset())
+            found = spaces.contents[at]
+            ids |= found.claims.get(owner, {}).keys() | found.with_notes.get(owner, frozenset())
     for process in state.processes:
-        ids.update(has.id for has in process.jobs if has.owner == owner)
+        ids.update(lease.id for lease in process.leases if lease.owner == owner)
         if process.owner == owner:
-            ids.update(process.lately, filter(None, [process.alone]))
+            ids.update(process.recently_acked)
     if state.reaper[1:2] == (owner,):
         for part in state.reaper[2:]:
             if isinstance(part, tuple):
@@ -94,18 +171,24 @@ def known_numbers(state: State, spaces: Keyspaces, owner: str) -> set[int]:
     return {claim_number(id) for id in ids}
 
 
-def plain(state: State, spaces: Keyspaces, alike: bool) -> State:
-    """The same state with the least names: what differs in nothing else is one state."""
+def canonical(state: WorldState, spaces: Keyspaces, processes_are_alike: bool) -> WorldState:
+    """Return the state that stands for all that differ from this one in names alone: in the names
+    of owners, the numbers of claims, and the order of the processes.
+
+    Arguments:
+        processes_are_alike: False: the processes stay in their order, so that a trace reads better.
+    """
     owners = sorted(known_owners(state, spaces))
-    # Who knows less is the first, where the processes are alike; a trace is read better without.
-    shapes = [p._replace(owner="", jobs=tuple(h[2:] for h in p.jobs)) for p in state.processes]
-    order = sorted(range(len(shapes)), key=lambda slot: shapes[slot] if alike else slot)
+    shapes = [_shape(process) for process in state.processes]
+    order = sorted(
+        range(len(shapes)), key=lambda slot: shapes[slot] if processes_are_alike else slot
+    )
     forgotten = {owner for owner in owners if _is_over(state, spaces, owner)}
     names, ids = [], []
     births = [0] * len(state.processes)
     for owner in owners:  # by their births
         slot = order.index(slot_of(owner))
-        new = "" if owner in forgotten else name(slot, births[slot])
+        new = "" if owner in forgotten else owner_name(slot, births[slot])
         births[slot] += bool(new)
         if new != owner:
             names.append((owner, new))
@@ -117,25 +200,27 @@ def plain(state: State, spaces: Keyspaces, alike: bool) -> State:
         return state
     renamed, renumbered = dict(names), dict(ids)
 
-    def o(owner: str) -> str:
+    def name(owner: str) -> str:
         return renamed.get(owner, owner)
 
-    def c(owner: str, id: str) -> str:
+    def claim(owner: str, id: str) -> str:
         return renumbered.get((owner, id), id)
 
-    # A keyspace knows claims by the names that their owners have there.
+    # A keyspace has claims under the names that their owners have there.
     touched = tuple(
-        (owner, o(owner))
+        (owner, name(owner))
         for owner in owners
-        if owner in renamed or any(k[0] == owner for k, _ in ids)
+        if owner in renamed or any(key[0] == owner for key, _ in ids)
     )
-    fixed = tuple(ids), tuple(scores.items())
+    changes = tuple(ids), tuple(scores.items())
     processes = tuple(
         p._replace(
-            owner=o(p.owner),
-            alone=c(p.owner, p.alone),
-            lately=tuple(c(p.owner, id) for id in p.lately),
-            jobs=tuple(sorted(h._replace(owner=o(h.owner), id=c(h.owner, h.id)) for h in p.jobs)),
+            owner=name(p.owner),
+            recently_acked=tuple(claim(p.owner, id) for id in p.recently_acked),
+            leases=in_order(
+                lease._replace(owner=name(lease.owner), id=claim(lease.owner, lease.id))
+                for lease in p.leases
+            ),
         )
         for p in (state.processes[slot] for slot in order)
     )
@@ -146,38 +231,49 @@ def plain(state: State, spaces: Keyspaces, alike: bool) -> State:
         for part in rest:
             if isinstance(part, tuple):
                 part = tuple(
-                    c(owner, one) if isinstance(one, str) else (c(owner, one[0]), *one[1:])
+                    claim(owner, one) if isinstance(one, str) else (claim(owner, one[0]), *one[1:])
                     for one in part
                 )
             parts.append(part)
-        reaper = (kind, o(owner), *parts)
+        reaper = (kind, name(owner), *parts)
+    replica = state.replica
     return state._replace(
-        at=spaces.rewritten(state.at, touched, *fixed),
-        replica=None if state.replica is None else spaces.rewritten(state.replica, touched, *fixed),
+        keyspace=spaces.renamed(state.keyspace, touched, *changes),
+        replica=None if replica is None else spaces.renamed(replica, touched, *changes),
         processes=processes,
         reaper=reaper,
-        reads=tuple(sorted(map(o, state.reads))),
+        late_reads=tuple(sorted(map(name, state.late_reads))),
     )
 
 
-def _is_over(state: State, spaces: Keyspaces, owner: str) -> bool:
-    """Whether nothing can come of a tombstone any more: it is forgotten after a minute, and its
-    record after a day."""
-    for at in (state.at, state.replica):
+@lru_cache(maxsize=100_000)
+def _shape(process: Process) -> tuple[str, ...]:
+    """Return what a process remembers, without names, in a form that can be sorted."""
+    leases = (str((lease.state.name, *lease[2:3], *lease[4:])) for lease in process.leases)
+    facts = process._replace(owner="", leases=())
+    return (str(facts), *leases)
+
+
+def _is_over(state: WorldState, spaces: Keyspaces, owner: str) -> bool:
+    """Return whether a tombstone can make no difference any more. (The package forgets it after a
+    minute, and its record after a day.)"""
+    for at in (state.keyspace, state.replica):
         if at is not None:
-            seen = spaces.seen[at]
-            if owner in seen.owners or owner in seen.landed or seen.held.get(owner):
+            found = spaces.contents[at]
+            if owner in found.owners or owner in found.landed or found.claims.get(owner):
                 return False
-    named = {owner} & {*state.reads, *state.reaper[1:2], *(p.owner for p in state.processes)}
-    return not named and all(has.owner != owner for p in state.processes for has in p.jobs)
+    named = {*state.late_reads, *state.reaper[1:2], *(p.owner for p in state.processes)}
+    leases = (lease for p in state.processes for lease in p.leases)
+    return owner not in named and all(lease.owner != owner for lease in leases)
 
 
-def _scores(state: State, spaces: Keyspaces) -> dict[str, str]:
-    """1, but for the 2 of a heartbeat that came since the reaper looked, and before its mark."""
-    told = {
-        s
-        for at in (state.at, state.replica)
+def _scores(state: WorldState, spaces: Keyspaces) -> dict[str, str]:
+    """Return score -> score by which to replace it. A heartbeat writes 2 if the reaper has judged
+    its owner and not marked it yet. Once that is over, 2 and 1 make no difference."""
+    scores = {
+        score
+        for at in (state.keyspace, state.replica)
         if at is not None
-        for s in spaces.seen[at].owners.values()
+        for score in spaces.contents[at].owners.values()
     }
-    return {"2": "1"} if 2 in told and state.reaper[0] != "mark" else {}
+    return {"2": "1"} if 2 in scores and state.reaper[0] != "mark" else {}

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from celery_superfetch.model.dead_job import DeadJob
-from celery_superfetch.model.job import Claimed, Job
+from celery_superfetch.model.job import Claimed, Counters, Job
 from celery_superfetch.model.start_permit import clock
 from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.in_flight import executor, lost_claims, pending
@@ -107,6 +107,26 @@ class Driver:
     def state_after(self, state: str, event: str) -> str:
         """Return the name of the state to which an event leads from another."""
         return TRANSITIONS[EVENTS[event]][State[state]].name
+
+    def has_waiting_note(self, job: Job) -> bool | None:
+        """Return whether the server has a waiting note of a job, as far as this process knows."""
+        return self._lease(job).has_waiting_note
+
+    def commands(
+        self,
+        jobs: Iterable[Job],
+        states: Iterable[str],
+        has_waiting_note: bool | None,
+        counters: Counters | None = None,
+    ) -> list[str]:
+        """Return the names of the calls that a send would make for jobs in some states, in their
+        order. Nothing is sent."""
+        leases = [
+            Lease(job, counters, State[state], has_waiting_note=has_waiting_note, due_ms=1)
+            for job, state in zip(jobs, states, strict=True)
+        ]
+        moves, others = self._in_flight.pending._commands_for(leases)
+        return [command.call.name for command in [*moves, *others]]
 
     def is_running(self, job: Job) -> bool:
         """Return whether the pool has a job, also one whose channel is closed."""
