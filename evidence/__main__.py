@@ -10,21 +10,21 @@ from importlib.util import find_spec
 
 #: Part -> what it shows. Each is a module `evidence.<part>` whose `main` takes the words after it.
 PARTS = {
-    "crash-points": "each command of a job is once the last that its process sends",
-    "model": "each interleaving of two owners, two jobs and a reaper keeps the invariants",
-    "storm": "many jobs under many harms: none is lost, none ends twice without a reason",
+    "crash-points": "kill the process of a job before and after each of its commands",
+    "model": "try all orders of the steps of two processes, two jobs and a reaper",
+    "storm": "send many jobs of all kinds while many things fail",
 }
-#: The same, but run only where they are named. The mutations judge the tests, and take hours.
+#: More parts, which run only if they are named. The mutations judge the tests, and take hours.
 NAMED = {
-    "faults": "each fault at each point of the connections of one process loses no job",
-    "mutation": "each line of the scripts and each branch of the rules is changed once",
+    "faults": "try each fault at each point where a process uses its connections",
+    "mutation": "change each line of the scripts and each branch of the rules once",
 }
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m evidence", description=__doc__)
     parser.add_argument("--minutes", type=float, help="how long each part may take")
-    parser.add_argument("--seed", type=int, help="begin the dice with this number")
+    parser.add_argument("--seed", type=int, help="seed of the random numbers")
     parser.add_argument("--python", help="run in this interpreter, which may have another Celery")
     parser.add_argument(
         "part",
@@ -32,7 +32,9 @@ def main(argv: list[str]) -> int:
         choices=[*PARTS, *NAMED],
         help="one part alone (default: the first three)",
     )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="`<part> --help` tells of these")
+    parser.add_argument(
+        "rest", nargs=argparse.REMAINDER, help="options of the part: see `<part> --help`"
+    )
     options = parser.parse_args(argv)
     if options.python:
         os.execv(options.python, [options.python, "-m", "evidence", *_without_python(argv)])
