@@ -1,37 +1,45 @@
-"""Judges the history of a storm. It knows nothing of whoever ran the jobs, and needs Python alone:
+"""Judge the history of a storm. This program knows nothing of the system that ran the jobs, and
+needs only Python:
 
     python evidence/checker.py HISTORY.jsonl[.gz] ...
 
-A history has one JSON line for each event, in any order; `at` is in seconds since 1970.
+A storm runs many jobs while many things fail (*harms*), and each task and each harm writes lines to
+a history. The program reads the lines, and reports each event that the rules do not allow and no
+harm explains. If it dies, nothing is lost: run it again.
 
-- ``send``: a ``job`` of a ``kind``, with the names of its ``steps`` in the order in which one hands
-  on the next; ``parts``: how many of them begin together (those of a chord), and then what its body
-  is to be given (``values``). ``due``: not before that. ``order``: the name of a queue that one
-  worker serves, one job after the other. ``pill``: how often a job that kills whoever runs it may
-  run; it ``stops`` its whole worker instead: then it may also come to its end. ``ends``: in which
-  states its result may be (SUCCESS alone, where there are none). ``queue``, ``priority``: where it
-  was sent. ``until``: when the sender had an answer. ``doubt``: that was an error, so that it may
-  have been sent or not. ``shared``: other jobs have its task id, so that it has no result.
-- ``start`` and ``end``: a ``run`` of a ``step`` of a ``job``, by process ``pid`` of a ``worker``,
-  which came by a ``message``: whoever publishes a step twice makes two. ``given``: a body's values.
-  ``by`` and ``part``: a run published this one by hand, besides the steps of its job.
-- ``hand``: a ``run`` published this ``part`` by hand, once; ``doubt``, if it got an error. If
-  ``once``, the message of another run may stand for it (a retry is a step of the job).
-- ``worker``: one was started at a ``place`` that serves a ``queue``.
-- ``unload``: a process ``pid`` of a pool, which takes long to load, ends in order.
-- ``work``: such a process began a ``task`` that was not sent as a job.
-- ``strike``: whoever ran the jobs counts it against a ``step`` of a ``job`` that is given up that
-  its ``worker`` was lost, as was found at ``struck``.
-- ``harm``: its ``kind``, when it began (``at``) and was over (``until``), the ``workers`` that it
-  hit, and the one ``pid`` of theirs, if it was one process alone. ``cut``: they lost connections.
-  One that hit no worker (a pool was told to shrink, or the server to close idle connections)
+A history has one line of JSON for each event, in any order; ``at`` is its time, in seconds since
+1970:
+
+- ``send``: a ``job`` of a ``kind`` was sent. ``steps``: the names of its steps; each publishes the
+  next. ``parts``: so many of them begin together (the parts of a chord); ``values``: what its body
+  has to get. ``due``: it must not begin earlier. ``order``: the name of a queue that one worker
+  serves, one job after the other. ``pill``: the job kills its process; so often it may run. With
+  ``stops`` it stops its whole worker instead, and may also end well. ``ends``: the states that its
+  result may have (without it: SUCCESS alone). ``queue``, ``priority``: where it was sent.
+  ``until``: when the sender had an answer. ``doubt``: the answer was an error, so the job may have
+  been sent or not. ``shared``: other jobs have its task id, so it has no result of its own.
+- ``start`` and ``end``: of a ``run`` of a ``step`` of a ``job``, in the process ``pid`` of a
+  ``worker``. ``message``: the id of the message that brought it; a step that was published twice
+  has two. ``given``: the values that a body got. ``by`` and ``part``: a run published this step by
+  hand, in addition to the steps of its job.
+- ``hand``: a ``run`` published this ``part`` by hand, once. ``doubt``: it got an error. ``once``:
+  the message of another run may replace it (a retry is a step of the job).
+- ``worker``: a worker was started at a ``place`` that serves a ``queue``.
+- ``unload``: a process ``pid`` of a pool whose processes take long to load ended as intended.
+- ``work``: such a process began a ``task`` that the storm had not sent as a job.
+- ``strike``: a ``step`` of a ``job`` that was given up has a strike: its ``worker`` was declared
+  lost at ``struck``.
+- ``harm``: its ``kind``, its beginning (``at``) and end (``until``), and the ``workers`` that it
+  hit; ``pid``, if it hit one of their processes only. ``cut``: the workers lost their connections.
+  A harm that hit no worker (a pool was told to shrink, the server to close idle connections)
   excuses nothing. ``back``: the server came back as it was at that time. Then a job that was not
-  settled by then may run again as soon as the server is killed, and publish its steps once more;
-  and what was sent after that time and before the server was back may be lost. That holds for the
-  body of a chord, too, whose last part ended in this time: its parts are counted elsewhere. It
-  holds for no other step: the job that publishes it is in the snapshot, and runs again.
+  settled by then may run again as soon as the server is killed, and publish its steps a second
+  time. What was sent after that time, and before the server was back, may be lost; so may the body
+  of a chord whose last part ended in this time, because its parts are counted on another server. No
+  other step may be lost: the job that publishes it is in the snapshot, and runs again.
 - ``outcome``: of a step whose result is no success: its ``state``, and the ``type`` of a failure.
-- ``rest``: nothing is under way any more, or ``waits`` somewhere; without it this is not whole.
+- ``rest``: the end of the storm: nothing runs any more. ``waits``: the keys in which messages are
+  left. A history without this line is not whole.
 """
 
 from __future__ import annotations
@@ -50,15 +58,15 @@ from typing import Any
 
 Line = dict[str, Any]
 
-#: Seconds after a run's end within which a harm may still be why there is another: its ack may not
-#: have come through. (A worker that reconnects waits for a reply, and 2 and 4 s between its tries.)
+#: Seconds after the end of a run for which a harm still excuses another run, since the ack may not
+#: have arrived. (A worker that reconnects waits for a reply, and 2 and 4 s between its tries.)
 UNSETTLED = 15.0
 
-#: Seconds after its connections were cut for which a worker may be without (it tries again after 2
-#: and 4 s). What runs then cannot be acked, and who is not heard is soon taken for dead.
+#: Seconds for which a worker may have no connection after these were cut (it tries again after 2
+#: and 4 s). Meanwhile it can ack nothing, and other workers may declare it dead.
 CUT_OFF = 6.0
 
-#: Seconds after the start of a job that stops its worker until nothing of that worker is left.
+#: Seconds from the start of a job that stops its worker to the end of all processes of that worker.
 STOPPED = 30.0
 
 #: How a job stops its worker, if a kill follows the signal a second later. The worker may not have
@@ -66,38 +74,38 @@ STOPPED = 30.0
 #: the third strike the job is given up as well.
 KILLED_SOON, STRIKES_BEFORE_THE_LAST = "TERM, then KILL", 2
 
-#: Seconds by which the time of a strike may be too early: a runner may count whole ones.
+#: Seconds by which the time of a strike may be too early: it may be rounded to whole seconds.
 ROUNDED = 1.0
 
-#: Seconds by which a job may be overtaken by later ones (a worker that holds it freezes or dies,
-#: several times over), and for which a place may begin nothing though jobs are sent to it. Both are
-#: a multiple of what harms explain: a slot or a worker that is lost without an end goes beyond.
+#: Seconds by which jobs that were sent later may overtake a job (its worker may freeze or die,
+#: several times), and for which a place may begin no job although jobs are sent to it. Both are a
+#: multiple of the time that harms explain. A slot or a worker that is lost for ever exceeds them.
 OVERTAKEN, SILENT = 45.0, 90.0
-#: Seconds within which two processes of a pool begin in any order; and within which a worker that
-#: thaws begins a run whose permit it had looked at before the freeze.
+#: Seconds within which two processes of a pool may begin in either order; and within which a worker
+#: that continues after a freeze may begin a run whose start permit it had checked before.
 ALONGSIDE, THAWED = 0.5, 0.05
-#: So many sent jobs show that a silent place had something to do.
+#: Number of jobs sent to a silent place from which on it counts as one that had work.
 BUSY = 5
 
-#: Errors by which whoever runs the jobs ends one, which the job itself does not raise.
+#: Errors with which a worker ends a job, and which the job itself does not raise.
 GIVEN_UP, RUNNER_ERRORS = "PoisonPill", ("PoisonPill", "WorkerLostError")
 
-#: What is judged -> what it says.
+#: Verdict -> its meaning, as it is printed.
 VERDICTS = {
     "lost": "was sent, and never ended",
-    "stuck": "something before it ended, and it never began, or its caller never heard",
-    "twice": "ran again though nothing had befallen the run before",
-    "forked": "was handed on twice",
-    "wrong values": "a body was given other values than its parts had returned",
+    "stuck": "the step before it ended, and it never began, or its caller never got the result",
+    "twice": "ran again, although no harm had hit its run before",
+    "forked": "was published twice",
+    "wrong values": "a body got other values than its parts had returned",
     "early": "began before it was due",
-    "out of order": "began before one that was sent earlier to the same queue",
+    "out of order": "began before a job that was sent earlier to the same queue",
     "innocent killed": "was given up as a killer, and is none",
     "pill": "ran more often than a killer may",
     "failed": "ended with an error that is not its own",
     "starved": "began long after jobs that were sent long after it",
-    "silent": "a place began nothing for long, though jobs were sent to it",
-    "wasted": "a process of a pool was loaded and ended for nothing",
-    "waiting": "messages wait or are in flight, though nothing runs any more",
+    "silent": "a place began no job for long, although jobs were sent to it",
+    "wasted": "a process of a pool was loaded, and ended without a job",
+    "waiting": "messages wait or are in flight, although nothing runs any more",
 }
 
 
@@ -112,7 +120,7 @@ class Run:
 
 @dataclass
 class Job:
-    """What was sent, and all its runs by their steps."""
+    """A job that was sent, and its runs by step."""
 
     sent: Line
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
@@ -131,13 +139,15 @@ class Job:
         return [run.ended for run in self.runs[step] if run.ended is not None]
 
     def before(self, step: str) -> list[str]:
-        """What has to end before a step is handed on; nothing comes before the first ones."""
+        """Return the steps that have to end before a step is published; none for the first ones."""
         at, parts = self.steps.index(step), self.sent.get("parts", 1)
         return [] if at < parts else self.steps[: parts if parts > 1 else at]
 
 
 @dataclass
 class History:
+    """The lines of a history, by event."""
+
     jobs: dict[str, Job]
     harms: list[Line]
     outcomes: dict[tuple[str, str], Line]
@@ -148,23 +158,24 @@ class History:
     strikes: list[Line]
 
     def owes(self, job: Job, step: str) -> bool:
-        """Whether a step that never began should have: not one that may not have been sent, nor
-        one after another that was given up, of which its caller was told."""
+        """Return whether a step has to begin: False if it may not have been sent, or if a step
+        before it was given up and failed."""
         keys = [(job.sent["job"], other) for other in job.before(step)]
         given_up = any(self.outcomes.get(key, {}).get("state") == "FAILURE" for key in keys)
         return not given_up if keys else not job.sent.get("doubt")
 
     @cached_property
     def restores(self) -> list[Line]:
-        """The harms after which the server was as it had been before."""
+        """The harms after which the server came back from a snapshot."""
         return [harm for harm in self.harms if "back" in harm]
 
     def forgot(self, run: Run, later: float) -> bool:
-        """Whether the server forgot that a run was settled before another began."""
+        """Return whether the server had forgotten that a run was settled when a later one began."""
         return any(_undid(harm, run) and later >= harm["at"] for harm in self.restores)
 
     def copies(self, job: Job, step: str) -> int:
-        """How often a server forgot that a step was published: a run before it came again."""
+        """Return how often the server forgot that a step was published, so that it was published
+        again by another run of the step before it."""
         earlier = [job.runs[name] for name in job.before(step)] if step in job.steps else []
         return sum(
             any(
@@ -176,11 +187,12 @@ class History:
         )
 
     def gone(self, job: Job, step: str) -> bool:
-        """Whether the server may have lost a step with all that it forgot."""
+        """Return whether the server may have lost a step when it came back from a snapshot."""
         return any(_sent_since(h, job, step) or _body_since(h, job, step) for h in self.restores)
 
     def befell(self, run: Run, until: float) -> Iterator[Line]:
-        """The harms that hit a run before another one began, and before it was settled."""
+        """Yield the harms that hit a run before ``until`` (the start of the next run), and before
+        it was settled."""
         worker, pid, mine = run.line["worker"], run.line["pid"], run.line["run"]
         settled = until if run.ended is None else run.ended + UNSETTLED
         for harm in self.harms:
@@ -192,13 +204,13 @@ class History:
 
 
 def _undid(harm: Line, run: Run) -> bool:
-    """Whether a server came back as it was before it knew that a run was settled."""
+    """Return whether a server came back from a snapshot in which a run was not settled."""
     settled = float("inf") if run.ended is None else run.ended + UNSETTLED
     return bool(run.at <= harm["until"] + CUT_OFF and settled >= harm["back"])
 
 
 def _sent_since(harm: Line, job: Job, step: str) -> bool:
-    """Whether a job was sent after the snapshot, and nothing after that publishes the step."""
+    """Return whether a job was sent after the snapshot, and no later run publishes the step."""
     over, sent = harm["until"] + CUT_OFF, job.sent
     runs = [run for name in job.before(step) for run in job.runs[name]]
     since = harm["back"] <= sent.get("until", sent["at"]) and sent["at"] <= harm["until"]
@@ -206,7 +218,8 @@ def _sent_since(harm: Line, job: Job, step: str) -> bool:
 
 
 def _body_since(harm: Line, job: Job, step: str) -> bool:
-    """Whether a step is the body of a chord whose last part first ended after the snapshot."""
+    """Return whether a step is the body of a chord whose last part first ended after the
+    snapshot."""
     parts = job.before(step)
     if not job.sent.get("values") or not parts or not all(map(job.ended, parts)):
         return False
@@ -215,6 +228,8 @@ def _body_since(harm: Line, job: Job, step: str) -> bool:
 
 
 def load(lines: Iterable[Line]) -> History:
+    """Sort the lines of a history by event and by job. A job that kills its process or its worker
+    is a harm to the other jobs there, and is added to the harms."""
     of: dict[str, list[Line]] = defaultdict(list)  # event -> its lines
     for line in lines:
         of[line["event"]].append(line)
@@ -239,6 +254,8 @@ def load(lines: Iterable[Line]) -> History:
 
 
 def _began(start: Line, jobs: dict[str, Job], freezes: list[Line]) -> float:
+    """Return when a run began. If its worker was frozen until just before its first line, it may
+    have begun before the freeze (``THAWED``)."""
     at, sent = start["at"], jobs[start["job"]].sent if start["job"] in jobs else start
     soon = [
         h for h in freezes if 0 <= at - h["until"] <= THAWED and start["worker"] in h["workers"]
@@ -247,7 +264,8 @@ def _began(start: Line, jobs: dict[str, Job], freezes: list[Line]) -> float:
 
 
 def _own_harm(job: Job, start: Line) -> Iterator[Line]:
-    """A killer is a harm to all that runs in its process; what stops its worker, in all of it."""
+    """Yield the harm that a run of a killer is: to all runs in its process, or in its worker if it
+    stops that."""
     if job.sent.get("stops"):
         kind, lasts, pid = "stop", STOPPED, None
     elif job.sent.get("pill"):
@@ -262,7 +280,7 @@ def _own_harm(job: Job, start: Line) -> Iterator[Line]:
 
 
 def judge(history: History) -> dict[str, list[str]]:
-    """Verdict -> what it found, each with the job's name first."""
+    """Return the unexplained events of each verdict, as texts that begin with the job's name."""
     troubles: dict[str, list[str]] = {verdict: [] for verdict in VERDICTS}
     for name, job in history.jobs.items():
         judged = _of_pill if job.sent.get("pill") else _of
@@ -277,7 +295,7 @@ def judge(history: History) -> dict[str, list[str]]:
 
 
 def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
-    """All that can be wrong with a job that kills nobody."""
+    """Yield the verdicts on a job that is no killer, each with a text."""
     for step in job.steps:
         runs = job.runs[step]
         yield from _repeated(history, job, step, runs)
@@ -285,7 +303,7 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
         if due and runs and runs[0].at < due:
             yield "early", f"{step} began {due - runs[0].at:.3f} s before its time"
         ends = job.sent.get("ends", ["SUCCESS"])
-        # The result of a job that may not have been sent is not asked for.
+        # If a job may not have been sent, its result was not read.
         unasked = {"state": ends[0] if job.sent.get("doubt") else "SUCCESS"}
         outcome = history.outcomes.get((job.sent["job"], step), unasked)
         if outcome["state"] == "FAILURE" and outcome is not unasked:
@@ -300,6 +318,8 @@ def _of(history: History, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterator[tuple[str, str]]:
+    """Yield ``forked`` for a step that was published twice, and ``twice`` for each run after a run
+    that no harm had hit."""
     by_message: dict[str, list[Run]] = defaultdict(list)
     handed_on = step not in job.steps[: job.sent.get("parts", 1)]
     for run in runs:
@@ -314,8 +334,9 @@ def _repeated(history: History, job: Job, step: str, runs: list[Run]) -> Iterato
 
 
 def _published(history: History, job: Job) -> Iterator[tuple[str, str]]:
-    """Each message that a run published by hand runs, and none is doubled. (What was published in
-    the moment of a crash, and not written down, may run.)"""
+    """Yield a verdict for each message that a run published by hand and that did not run, or ran
+    twice. (A message that was published at the moment of a crash, and is not in the history, may
+    run.)"""
     for (by, part), runs in job.by_hand.items():
         yield from _repeated(history, job, f"part {part} of run {by}", runs)
     for line in job.published:
@@ -330,7 +351,8 @@ def _published(history: History, job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tuple[str, str]]:
-    """A failure is excused where it was given up after as many harms as a killer has runs."""
+    """Yield a verdict on a failed step, unless the job was given up, and harms hit as many of its
+    runs as a killer may have."""
     runs, error = job.runs[step], outcome["type"]
     if "FAILURE" in job.sent.get("ends", ()) and error not in RUNNER_ERRORS:
         if not runs:
@@ -338,7 +360,7 @@ def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tu
     elif error != GIVEN_UP:
         if not any(history.outcomes.get((job.sent["job"], other)) for other in job.steps[:-1]):
             yield "failed", f"{step} with {error}"
-    # What was published by hand under the id of a step stores its result there.
+    # A message that was published by hand with the task id of a step stores its result there.
     elif all((hit := _hit(history, group)) < 3 for group in (*job.by_hand.values(), runs)):
         strikes, for_nothing = _strikes(history, job, step)
         if for_nothing or strikes < 3:
@@ -347,9 +369,10 @@ def _failed(history: History, job: Job, step: str, outcome: Line) -> Iterator[tu
 
 
 def _strikes(history: History, job: Job, step: str) -> tuple[int, int]:
-    """How many strikes a step has, and how many of them no harm explains. A strike without a run
-    (whoever decodes a job may die of that) needs a harm that ended or froze the very worker that is
-    said to have been lost, shortly before. No harm to a worker explains two strikes."""
+    """Return the number of strikes of a step, and how many of them no harm explains. A strike needs
+    a harm to the worker that it names, shortly before; if the job had no run there (a worker may
+    die while it decodes a job), a harm that ended or froze that worker. One harm to a worker does
+    not explain two strikes."""
     runs, explained, unexplained = job.runs[step], set(), 0
     of_step = [s for s in history.strikes if (s["job"], s["step"]) == (job.sent["job"], step)]
     for strike in sorted(of_step, key=lambda strike: float(strike["struck"])):
@@ -368,16 +391,17 @@ def _strikes(history: History, job: Job, step: str) -> tuple[int, int]:
 
 
 def _hit(history: History, runs: list[Run]) -> int:
-    """How many of the runs a harm befell."""
+    """Return how many of the runs were hit by a harm."""
     return sum(any(history.befell(run, until)) for run, until in _followed(runs))
 
 
 def _followed(runs: list[Run]) -> Iterator[tuple[Run, float]]:
-    """Each run, and when the next one began."""
+    """Yield each run with the time at which the next one began."""
     return zip(runs, [*(run.at for run in runs[1:]), float("inf")], strict=False)
 
 
 def _unfinished(job: Job, step: str, state: str, ends: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield a verdict on a step that never ended, or whose result has a state that it must not."""
     if not job.ended(step):
         if all(map(job.ended, before := job.before(step))):
             text = f"{step} has {len(job.runs[step])} starts and no end"
@@ -387,11 +411,12 @@ def _unfinished(job: Job, step: str, state: str, ends: list[str]) -> Iterator[tu
 
 
 def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
+    """Yield the verdicts on a job that kills its process or stops its worker."""
     [step] = job.steps
     runs, stops = job.runs[step], job.sent.get("stops", False)
-    # One that something else ended has not shown yet that it kills.
+    # A run that a harm ended has not shown that the job kills.
     excused = sum(
-        # The server forgot it, and what it had counted.
+        # The server forgot the run, and the strike for it.
         history.forgot(run, runs[-1].at)
         or any(
             harm.get("job") != job.sent["job"] and (stops or harm["kind"] != "pill")
@@ -411,15 +436,15 @@ def _of_pill(history: History, job: Job) -> Iterator[tuple[str, str]]:
             yield "lost", f"{step} never began"
         return
     state = history.outcomes.get((job.sent["job"], step), {"state": "SUCCESS"})["state"]
-    # The worker that is to stop may wait for it.
+    # A worker that was told to stop may wait for the end of the job.
     ended = stops and state == "SUCCESS" and job.ended(step)
     if state != "FAILURE" and not ended:
-        yield "stuck", f"{len(runs)} runs, and its caller was told {state}"
+        yield "stuck", f"{len(runs)} runs, and the state of its result is {state}"
 
 
 def _order(history: History) -> Iterator[str]:
-    """One worker, one job after the other: what was sent first begins first, but where a harm came
-    to a worker of that queue between its sending and its start."""
+    """Yield the jobs that began before a job that was sent earlier, on a queue that one worker
+    serves one job after the other, unless a harm hit a worker of that queue between the two."""
     queues: dict[str, list[Job]] = defaultdict(list)
     for job in history.jobs.values():
         if "order" in job.sent and job.runs[job.steps[0]] and not job.sent.get("doubt"):
@@ -445,9 +470,10 @@ def _order(history: History) -> Iterator[str]:
 
 
 def _starved(history: History) -> Iterator[str]:
-    """Jobs that were overtaken by far: that tells a lost slot from a busy machine, where all that
-    was sent to a queue waits alike. (Not those with a low priority: they are overtaken by right,
-    and where others press them, in a worker that holds some of them, by each other.)"""
+    """Yield the jobs that much later jobs overtook: that distinguishes a lost slot from a busy
+    machine, on which all jobs of a queue wait alike. (Jobs with a priority are left out: more
+    urgent jobs may overtake them; and if a worker has claimed some of them, they may overtake each
+    other.)"""
     rivals: dict[tuple[Any, ...], list[tuple[float, float, Job]]] = defaultdict(list)
     for job in history.jobs.values():
         runs = job.runs[job.steps[0]]
@@ -467,8 +493,8 @@ def _starved(history: History) -> Iterator[str]:
 
 
 def _silent(history: History) -> Iterator[str]:
-    """Places where no job begins while jobs are sent to their queue, whoever works there: a worker
-    that is killed is started again at once."""
+    """Yield the places where no job begins for long while jobs are sent to their queue. A place
+    counts, not a worker: if a worker is killed, the next one is started there at once."""
     place_of = {line["worker"]: line["place"] for line in history.workers}
     starts: dict[str, list[float]] = defaultdict(list)
     sent: dict[str, list[float]] = defaultdict(list)
@@ -487,7 +513,8 @@ def _silent(history: History) -> Iterator[str]:
 
 
 def _wasted(history: History) -> Iterator[str]:
-    """Processes that began nothing between their load and their end, while their worker went on."""
+    """Yield the processes that began nothing between their load and their end, while their worker
+    continued."""
     latest: dict[str, float] = {}
     for line in history.unloads:
         latest[line["worker"]] = max(latest.get(line["worker"], 0.0), line["at"])
@@ -507,12 +534,13 @@ def _wasted(history: History) -> Iterator[str]:
 
 
 def read(path: Path) -> Iterator[Line]:
+    """Yield the lines of a history file."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as text:
         yield from map(json.loads, text)
 
 
 def report(history: History, most: int = 5) -> Iterator[str]:
-    """The judgement in lines; the last one is the verdict."""
+    """Yield the report in lines. The last one begins with GOOD, UNEXPLAINED or NOT WHOLE."""
     troubles = judge(history)
     yield _said(size(history))
     kinds = Counter(harm["kind"] for harm in history.harms)
@@ -521,7 +549,7 @@ def report(history: History, most: int = 5) -> Iterator[str]:
         yield f"{verdict:16} {len(texts):6}  {VERDICTS[verdict]}"
         yield from (f"    {text}" for text in texts[:most])
     if history.rest is None:
-        yield "NOT WHOLE: the history ends before everything had come to rest"
+        yield "NOT WHOLE: the history ends before the end of the storm"
     elif count := sum(map(len, troubles.values())):
         yield f"UNEXPLAINED: {count}"
     else:
@@ -529,7 +557,7 @@ def report(history: History, most: int = 5) -> Iterator[str]:
 
 
 def size(history: History) -> Counter[str]:
-    """How much was tried."""
+    """Return the number of jobs, steps, runs and harms."""
     jobs = history.jobs.values()
     steps = sum(len(job.steps) for job in jobs)
     runs = sum(len(runs) for job in jobs for runs in chain(job.runs.values(), job.by_hand.values()))
@@ -541,6 +569,7 @@ def _said(size: Counter[str]) -> str:
 
 
 def main(*paths: str) -> int:
+    """Print a report of each history; return 0 if each of them is good."""
     total, good = Counter[str](), 0
     for path in paths:
         history = load(read(Path(path)))
