@@ -1,5 +1,11 @@
-"""`python -m evidence storm`: many jobs of all kinds in four pools on two machines, and a harm
-every few seconds; then the checker judges the history (`evidence/checker.py`)."""
+"""Send many jobs of all kinds to workers of four pools on two machines, and harm the workers, their
+network or the Redis server every few seconds. Then the checker judges the history
+(`evidence/checker.py`).
+
+`python -m evidence storm` runs it, and so does `tests/evidence/test_storm.py`. If the program is
+killed, its workers and servers end with it, and the history has no ``rest`` line, so the checker
+does not accept it: run it again.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +31,38 @@ from .load import Load
 from .strikes import strikes
 from .tasks import SIDES, outcome
 
-#: Seconds between two looks at what is due.
+#: Seconds between two checks of what is due.
 STEP = 0.05
-#: Of how many jobs in trouble all is told, and of how many seconds before and after each.
+#: Number of troubles whose jobs are printed in full; and seconds before and after such a job of
+#: which the harms and logs are printed, too.
 TOLD, NEAR = 5, 20
 
 
 def main(argv: list[str]) -> int:
-    """Run a storm, print the verdict, and exit with 0 if nothing is unexplained."""
+    """Run a storm, print the verdict, and return the exit code: 0 if each event is explained."""
     parser = argparse.ArgumentParser(prog="python -m evidence storm", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="how long it rages")
-    parser.add_argument("--seed", type=int, help="of jobs and harms (default: any)")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes of jobs and harms")
+    parser.add_argument("--seed", type=int, help="seed of jobs and harms (default: random)")
     parser.add_argument("--side", default="ours", choices=SIDES)
-    parser.add_argument("--rate", type=float, default=75, help="messages sent a second")
+    parser.add_argument("--rate", type=float, default=75, help="messages sent per second")
     parser.add_argument("--every", type=float, default=2.5, help="seconds between two harms")
-    parser.add_argument("--patience", type=float, default=120, help="seconds to come to rest")
-    parser.add_argument("--without", default="", help="safeties of ours to take out, as a control")
-    parser.add_argument("--history", type=Path, help="where the lines go (default: a new file)")
-    parser.add_argument("--logs", type=Path, help="where the workers' logs stay (default: nowhere)")
+    parser.add_argument(
+        "--patience", type=float, default=120, help="seconds to wait at the end for empty queues"
+    )
+    parser.add_argument(
+        "--without", default="", help="safeties of the package to remove, as a control"
+    )
+    parser.add_argument("--history", type=Path, help="file of the history (default: a new file)")
+    parser.add_argument(
+        "--logs", type=Path, help="directory for the workers' logs (default: logs are deleted)"
+    )
     options = parser.parse_args(argv)
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     stamp = time.strftime("%Y%m%d-%H%M%S")
     path = options.history or Path(f"evidence-storm-{options.side}-{seed}-{stamp}.jsonl")
     print(f"storm: {options.side}, seed {seed}, {options.minutes:g} minutes", flush=True)
     if not namespaces_available()[0]:
-        print(f"on one machine, since {namespaces_available()[1]}")
+        print(f"All workers run on one machine: {namespaces_available()[1]}")
     history = History(path)
     expected = {**load.EXPECTED, **harms.EXPECTED}
     history.write(
@@ -69,14 +82,19 @@ def main(argv: list[str]) -> int:
 
 
 def unexplained(path: Path, logs: Path) -> Iterator[str]:
-    """What the history has of the first jobs in trouble and of the harms to their workers, and what
-    these workers logged then, but for other jobs."""
+    """Yield what is known of the first jobs in trouble: their lines in the history, the harms to
+    their workers at that time, and what these workers logged then, without lines on other jobs.
+
+    Arguments:
+        path: the history.
+        logs: the directory of the workers' logs.
+    """
     lines = sorted(checker.read(path), key=lambda line: float(line["at"]))
     troubles = [text for texts in checker.judge(checker.load(lines)).values() for text in texts]
     for job in dict.fromkeys(text.split()[0].rstrip(":") for text in troubles[:TOLD]):
         own = [line for line in lines if line.get("job") == job]
         if not own:
-            continue  # a place, or a key: the text above says all
+            continue  # the trouble is of a place or a key, and the verdict names it already
         workers = {line["worker"] for line in own if "worker" in line}
         first, last = own[0]["at"] - NEAR, own[-1]["at"] + NEAR
         yield f"== {job}"
@@ -93,7 +111,9 @@ def unexplained(path: Path, logs: Path) -> Iterator[str]:
 
 
 def storm(history: History, directory: Path, seed: int, options: argparse.Namespace) -> None:
-    """Let it rage as long as it is to, and write down what has become of everything."""
+    """Send jobs and do harms until the time is over. Then wait until the queues are empty, and
+    write the outcome of each job that did not succeed, the strikes, and the keys of jobs that still
+    wait."""
     with Fleet(options.side, history, directory, options.without) as fleet:
         until = time.monotonic() + options.minutes * 60
         trouble = Harms(fleet, seed + 1, until)
@@ -121,6 +141,7 @@ def storm(history: History, directory: Path, seed: int, options: argparse.Namesp
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that are installed, by name."""
     found = {"python": platform.python_version()}
     for name in ("celery", "kombu", "redis", "celery-superfetch", "celery-redis-plus"):
         try:

@@ -1,5 +1,8 @@
-"""What the storm rages over: two machines with workers, a server with a replica, and a network
-between each machine and the server."""
+"""The workers and servers of a storm: two machines with workers, a Redis server with a replica, and
+a network between each machine and the server.
+
+The storm (`evidence/storm/__init__.py`) starts them, and its harms (`harms.py`) hit them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a worker is started, whenever there is none."""
+    """A slot for one worker: when its worker has ended, the fleet starts another there."""
 
     machine: str
     pool: str
@@ -43,8 +46,8 @@ class Place(NamedTuple):
     env: Mapping[str, str] = MappingProxyType({})
 
 
-#: One pool is grown, shrunk and restarted (`harms.py`), one scales itself and replaces its
-#: processes, and the processes of one load and end slowly, and run one job each.
+#: Name -> place. The pool of a1 is grown, shrunk and restarted (`pools.py`). That of b1 scales
+#: itself and replaces its processes. Each process of b3 loads and ends slowly, and runs one job.
 PLACES = {
     "a1": Place("alpha", "prefork", 2, SHARED),
     "a2": Place("alpha", "threads", 4, SHARED),
@@ -64,14 +67,18 @@ MACHINES = ("alpha", "beta")
 
 
 class Fleet:
-    """Use as a context manager. `begin` is to be called often: it starts who has ended."""
+    """The workers, servers and networks of a storm, as a context manager.
+
+    The caller calls `begin` often: it starts a new worker for each that has ended.
+    """
 
     def __init__(self, side: str, history: History, directory: Path, without: str) -> None:
         self.side, self.history = side, history
         self.workers: dict[str, Worker] = {}
         #: Machine -> the names of all workers that were started there.
         self.started: dict[str, list[str]] = {name: [] for name in MACHINES}
-        #: When whoever stands still or is to be killed is let go again, or killed.
+        #: Place -> when the harm to its worker ends (a thaw or a kill), by the monotonic clock.
+        #: Until then no other harm may hit this worker.
         self.due: dict[str, float] = {}
         self._directory, self._without = directory, without
         self._numbers = itertools.count(1)
@@ -80,9 +87,11 @@ class Fleet:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
-            # What it has confirmed outlives a server that is killed.
+            # A server that is killed keeps each write that it has confirmed. If it lost one, the
+            # checker could not tell that from a job that the package lost.
             self.servers = enter(Replicated(appendonly=True, appendfsync="always"))
-            # No harm befalls results: what becomes of them is Celery's affair, on each side.
+            # Results are on a server without harms. Celery stores them, on each side alike: if it
+            # lost one, that would show nothing about the package.
             self.results = enter(Server())
             port = self.servers.primary.port
             self.networks = {name: enter(Network(port)) for name in (*MACHINES, "sender")}
@@ -100,10 +109,11 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.collect()  # results have a farewell to say to the server
+        gc.collect()  # results unsubscribe when they are freed, while the server still runs
         self._stack.close()
 
     def _env(self, network: str, worker: str) -> dict[str, str]:
+        """Return the environment from which the app of a worker, or of the sender, is built."""
         return {
             "SIDE": self.side,
             "WITHOUT": self._without,
@@ -114,12 +124,13 @@ class Fleet:
         }
 
     def begin(self) -> None:
-        """Start a worker where there is none, or none any more: as systemd would."""
+        """Start a worker in each place whose worker has ended or was never started."""
         for place, (machine, pool, size, queue, arguments, env) in PLACES.items():
             worker = self.workers.get(place)
             if worker and worker.alive():
                 if place not in self.due and _is_zombie(worker.pid):
-                    worker.thaw()  # nsenter, which stopped with its command, has to notice the end
+                    # nsenter stops when its command stops. If it is not continued, it never ends.
+                    worker.thaw()
                 continue
             if worker:
                 worker.close()
@@ -140,18 +151,19 @@ class Fleet:
             )
 
     def names(self, machine: str = "") -> list[str]:
-        """Of the workers, or of those of one machine."""
+        """Return the names of the present workers, of all machines or of one."""
         places = [place for place, spec in PLACES.items() if machine in ("", spec.machine)]
         return [self.workers[place].name for place in places]
 
     def move(self) -> None:
-        """All networks lead to whoever is primary now, and all connections are cut."""
+        """Connect all networks to the present primary, and cut all connections."""
         for network in self.networks.values():
             network.upstream = ("127.0.0.1", self.servers.primary.port)
             network.cut()
 
     def at_rest(self, within: float) -> list[str]:
-        """Wait until no message waits anywhere and none is in flight; the keys that have some."""
+        """Wait until no message is queued or in flight, at most ``within`` seconds. Return the keys
+        that still have messages, each with the ids of its first jobs."""
         client = self.servers.primary.client(decode_responses=True)
         keys: list[str] = []
 
@@ -166,7 +178,7 @@ class Fleet:
         return [f"{key} ({', '.join(_jobs_in(client, key))})" for key in keys]
 
     def show_stacks(self) -> None:
-        """Let each process of each worker write its stacks to its log."""
+        """Make each process of each worker write its stacks to the log of the worker."""
         for worker in self.workers.values():
             for child in worker.children():
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -175,7 +187,7 @@ class Fleet:
         time.sleep(1)
 
     def states(self, steps: list[tuple[str, str]]) -> dict[tuple[str, str], str | None]:
-        """What the result backend has of each, as Celery has stored it."""
+        """Return what Celery has stored for each (job, step) in the result backend, or None."""
         client: Any = self.results.client(decode_responses=True)
         stored: dict[tuple[str, str], str | None] = {}
         for at in range(0, len(steps), 1000):
@@ -193,7 +205,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _jobs_in(client: Any, key: str) -> list[str]:
-    """The ids of the first jobs whose messages a key has."""
+    """Return the ids of the first ten jobs whose messages are in a key."""
     read = {
         "hash": lambda: client.hvals(key),
         "list": lambda: client.lrange(key, 0, 9),
@@ -204,7 +216,8 @@ def _jobs_in(client: Any, key: str) -> list[str]:
 
 
 def _has_messages(key: str) -> bool:
-    """Whether a key is a queue, or keeps messages in flight or for later; empty keys are gone."""
+    """Return whether a key is a queue, or holds messages that are in flight or scheduled. (Redis
+    removes empty keys.)"""
     queue = key.split("\x06")[0] in QUEUES or key.startswith(("queue:", "messages"))
     return (
         queue

@@ -1,4 +1,9 @@
-"""The storm's kinds of harm, drawn by its dice and written down."""
+"""Harm the workers, networks and servers of a storm: kill, freeze and stop them, break connections,
+let the server come back from a snapshot. A seeded random generator draws the harms, and each is
+written to the history.
+
+The storm calls `Harms.next` every few seconds, and `Harms.lasting` in between.
+"""
 
 from __future__ import annotations
 
@@ -25,52 +30,61 @@ from .quota import Quota
 from .snapshot import Snapshots
 from .tasks import OPTIONS
 
-#: Seconds of a freeze: below what makes anybody take a worker for dead, and beyond.
+#: Seconds of a freeze: shorter than the limits after which peers declare a worker dead, and longer.
 BRIEF = (0.5, 3.0)
 LONG = OPTIONS["owner_ttl"] + 3 * OPTIONS["heartbeat_interval"]
-#: Seconds between TERM and KILL, as an orchestrator that is short of time has it.
+#: Seconds from SIGTERM to SIGKILL, as from an orchestrator with a short grace period.
 GRACE = (0.2, 4.0)
-#: Seconds for which the server stands still.
+#: Seconds for which the server is stopped (SIGSTOP).
 STILL = (0.2, 6.0)
-#: Seconds for which a network fails in part; a delay in each direction; and a share of packets.
+#: Seconds for which a network fails in part; seconds of delay in each direction; and the share of
+#: packets that are lost.
 FAILS, DELAY, LOSS = (1.0, LONG), (0.5, 1.5), (0.05, 0.3)
 #: Seconds for which a worker has little CPU.
 THROTTLED = (5.0, 20.0)
 #: Seconds after which the server closes idle connections, and for which it does so.
 IDLE_S, CLOSES = 1, (5.0, 30.0)
-#: How often a worker is killed while its processes load, and how long after it consumes.
+#: Number of workers killed in a row while their processes load; and seconds from the moment that a
+#: worker consumes to its kill.
 LOADING, LOADED = 3, (0.5, 3.0)
-#: Seconds for which the next such worker is waited for.
+#: Seconds to wait for the next such worker.
 GIVES_UP = 20.0
 
-#: Harm -> what may become of the jobs of those whom it hits; written before the first run.
+#: Harms -> what may happen to the jobs of the workers that they hit. Written before the first run,
+#: and copied into each history.
 EXPECTED = {
-    "kill -9, TERM, freeze": "what ran there may run again, what waited runs once; a job is given "
-    "up only where such harms hit three of its runs",
-    "connections cut, server killed, stopped, failed over": "what ran then, or was settled then, "
-    "may run again",
-    "partition to the server, partition from the server, packet loss, latency": "what ran "
-    "then, or was settled then, may run again; a job is given up only where a worker was lost so "
-    "three times",
-    "little CPU": "what ran there may run again: a worker may miss its heartbeats",
-    "server back from a snapshot": "what was settled since the snapshot may run again, once the "
-    "server is back, and publish its steps again; what was sent since then may be lost; and what "
-    "a server that is killed may do",
+    "kill -9, TERM, freeze": "jobs that ran there may run again, jobs that waited run once; a job "
+    "is given up only if such harms hit three of its runs",
+    "connections cut, server killed, stopped, failed over": "jobs that ran or were settled at that "
+    "time may run again",
+    "partition to the server, partition from the server, packet loss, latency": "jobs that ran "
+    "or were settled at that time may run again; a job is given up only if it lost a worker in "
+    "this manner three times",
+    "little CPU": "jobs that ran there may run again: a worker may miss its heartbeats",
+    "server back from a snapshot": "jobs that were settled since the snapshot may run again once "
+    "the server is back, and publish their steps again; jobs that were sent since then may be "
+    "lost; and all that is allowed if a server is killed",
     "idle connections closed": "nothing: no job runs again, none is lost, and none is given up",
     "pool grown, shrunk, restarted": "nothing: no job runs again, and none is given up",
     "kill -9 while processes load": "no job is given up: none of them had begun",
 }
 
 
-#: What ends a harm that lasts; it returns facts for the history.
+#: A function that ends a lasting harm, and returns facts for the history.
 End = Callable[[], dict[str, Any]]
 
 
 class Harms:
-    """Does one after the other to a fleet. What lasts goes on while others come."""
+    """The source of harms to a fleet. Harms that last overlap with those that follow."""
 
     def __init__(self, fleet: Fleet, seed: int, until: float = math.inf) -> None:
-        """`until`: when the storm is over, by the monotonic clock."""
+        """Prepare all kinds of harm.
+
+        Arguments:
+            fleet: the workers, servers and networks to harm.
+            seed: seed of the random generator.
+            until: when the storm is over, by the monotonic clock.
+        """
         self.fleet, self.dice = fleet, random.Random(seed)
         self._pools = Pools(fleet, self)
         self._snapshots = Snapshots(fleet, self, until)
@@ -111,17 +125,17 @@ class Harms:
         self.count = 0
 
     def next(self) -> None:
-        """Do one harm, of the next kind that finds something to befall. Each kind comes once before
-        the first comes again, so that a short storm has them all."""
+        """Do one harm, of the next kind that has a possible target. Each kind comes once before the
+        first comes again, so that a short storm has all of them."""
         self._deck = self._deck or self.dice.sample(list(self._kinds), len(self._kinds))
         for kind in reversed(self._deck):
             if self._kinds[kind]():
-                self._deck.remove(kind)  # the others stay: they found nothing this time
+                self._deck.remove(kind)  # kinds without a target stay in the deck
                 self.count += 1
                 return
 
     def lasting(self) -> bool:
-        """End what has lasted long enough; whether something still lasts."""
+        """End the harms whose time is over, and return whether any still last."""
         now = time.monotonic()
         for entry in [entry for entry in self._lasting if entry[0] <= now]:
             self._lasting.remove(entry)
@@ -131,7 +145,8 @@ class Harms:
     # -- workers
 
     def _drawn(self, pool: str = "") -> str | None:
-        """A place whose worker is at work and in nobody's hands."""
+        """Draw a place whose worker is ready, alive and not under another harm; of one kind of pool
+        if that is named. Return None if there is no such place."""
         places = [
             place
             for place, spec in PLACES.items()
@@ -143,12 +158,14 @@ class Harms:
         return self.dice.choice(places) if places else None
 
     def write(self, kind: str, workers: list[str], began: float, **facts: Any) -> None:
+        """Write a harm that ends now to the history; ``facts`` are more fields of the line."""
         until = round(time.time(), 4)
         self.fleet.history.write(
             "harm", kind=kind, workers=workers, until=until, **{**facts, "at": round(began, 4)}
         )
 
     def _child(self) -> bool:
+        """Kill one process of a prefork pool. Return False if there is none."""
         place = self._drawn("prefork")
         children = [c for c in self.fleet.workers[place].children() if is_alive(c)] if place else []
         if not place or not children:
@@ -163,25 +180,34 @@ class Harms:
         return True
 
     def _main(self) -> bool:
+        """Kill the main process of a worker, and not the children of its pool."""
         return self._killed("kill -9 of the main process", lambda worker: worker.kill9_main())
 
     def _worker(self) -> bool:
+        """Kill all processes of a worker at once."""
         return self._killed("kill -9 of a worker", lambda worker: worker.kill9_all())
 
     def _killed(self, kind: str, kill: Callable[[Worker], None]) -> bool:
+        """Kill a worker and wait until it is gone. Return False if no worker is available."""
         place = self._drawn()
         if not place:
             return False
         worker, began = self.fleet.workers[place], time.time()
         kill(worker)
-        # Its children may outlive it for a moment.
+        # Its children may outlive it for a moment. If the harm were written now, the checker would
+        # not excuse runs that a child starts in this moment.
         _wait_gone(worker)
         self.write(kind, [worker.name], began)
         return True
 
     def _held(self, kind: str, seconds: float, hit: Callable[[Worker], End | None]) -> bool:
-        """Do what lasts to a worker. ``hit`` returns what ends it, or None if nothing came of it;
-        the end returns facts for the history."""
+        """Do a lasting harm to a worker. Return False if no worker is available, or ``hit`` fails.
+
+        Arguments:
+            kind: name of the harm in the history.
+            seconds: how long it lasts.
+            hit: begins the harm, and returns the function that ends it, or None if it failed.
+        """
         place = self._drawn()
         if not place:
             return False
@@ -193,6 +219,8 @@ class Harms:
         return True
 
     def _term(self) -> bool:
+        """Send SIGTERM to a worker, and kill it when a short grace period is over."""
+
         def hit(worker: Worker) -> End:
             worker.term()
 
@@ -206,6 +234,8 @@ class Harms:
         return self._held("TERM, then KILL", self.dice.uniform(*GRACE), hit)
 
     def _freeze(self, kind: str, seconds: float) -> bool:
+        """Stop all processes of a worker for so many seconds (SIGSTOP)."""
+
         def hit(worker: Worker) -> End:
             worker.freeze()
 
@@ -218,23 +248,31 @@ class Harms:
         return self._held(kind, seconds, hit)
 
     def after(self, seconds: tuple[float, float], act: Callable[[], Any]) -> None:
+        """Call ``act`` later, after a random time between two numbers of seconds."""
         self._lasting.append((time.monotonic() + self.dice.uniform(*seconds), act))
 
     def _last(self, place: str, seconds: float, end: Callable[[], Any]) -> None:
+        """Reserve the worker of a place for so many seconds, then call ``end``."""
         due = time.monotonic() + seconds
         self.fleet.due[place] = due
 
         def end_and_give_back() -> None:
             end()
-            # The worker may have died meanwhile: what befalls its successor is another's.
+            # The worker may have died meanwhile, and another harm may have reserved its successor.
+            # If that were released here, two harms could hit it at the same time.
             if self.fleet.due.get(place) == due:
                 del self.fleet.due[place]
 
         self._lasting.append((due, end_and_give_back))
 
     def _kill_loading(self, times: int, until: float | None = None) -> bool:
-        """Kill the worker whose pool loads slowly when it has jobs and before one can begin; and
-        the next one that is started there, too, if it is ready in time."""
+        """Kill the worker whose pool loads slowly, after it has claimed jobs and before one can
+        begin. Then kill its successor in the same manner, if that is ready in time.
+
+        Arguments:
+            times: number of workers to kill, this one included.
+            until: when to stop waiting for a ready worker, by the monotonic clock.
+        """
         [place] = [place for place, spec in PLACES.items() if spec.queue == SLOW]
         worker, now = self.fleet.workers[place], time.monotonic()
         until = now + GIVES_UP if until is None else until
@@ -258,14 +296,16 @@ class Harms:
     # -- the network and the server
 
     def _cut(self) -> bool:
+        """Cut all connections of the workers of one machine."""
         machine, began = self.dice.choice(MACHINES), time.time()
         self.fleet.networks[machine].cut()
         self.write("connections cut", self.fleet.names(machine), began, cut=True)
         return True
 
     def _fail_network(self, kind: str, fail: Callable[[Network], None]) -> bool:
-        """Let the network of a machine fail in part for a while. Its connections may break by it:
-        a client gives up on a reply that is late."""
+        """Make the network of a machine fail in part for some seconds. Return False if the networks
+        of all machines fail already. Connections may break: a client closes its connection if a
+        reply is late."""
         machines = [machine for machine in MACHINES if machine not in self._failing]
         if not machines:
             return False
@@ -285,7 +325,7 @@ class Harms:
         return True
 
     def _throttle(self) -> bool:
-        """Give a worker five percent of one CPU."""
+        """Limit a worker to five percent of one CPU for some seconds."""
 
         def hit(worker: Worker) -> End | None:
             try:
@@ -302,7 +342,7 @@ class Harms:
         return self._held("little CPU", self.dice.uniform(*THROTTLED), hit)
 
     def _close_idle(self) -> bool:
-        """Let the server close idle connections for a while, as a firewall or a `timeout` does."""
+        """Make the servers close idle connections for some seconds, as a firewall would."""
         began, servers = time.time(), self.fleet.servers.servers
         for server in servers:
             server.client().config_set("timeout", IDLE_S)
@@ -316,6 +356,7 @@ class Harms:
         return True
 
     def _kill_server(self) -> bool:
+        """Kill the primary and start it again at once, from its append-only file."""
         began, primary = time.time(), self.fleet.servers.primary
         primary.kill()
         primary.start()
@@ -323,6 +364,7 @@ class Harms:
         return True
 
     def _stop_server(self) -> bool:
+        """Stop the process of the primary for some seconds (SIGSTOP)."""
         began, primary = time.time(), self.fleet.servers.primary
         primary.pause()
         time.sleep(self.dice.uniform(*STILL))
@@ -331,12 +373,13 @@ class Harms:
         return True
 
     def _fail_over(self) -> bool:
-        """Planned: the replica has everything. What an unplanned one loses nobody can give back."""
+        """Do a planned failover, at a moment when the replica has everything. An unplanned one may
+        lose confirmed writes, which no client of Redis can prevent."""
         began, servers = time.time(), self.fleet.servers
         servers.wait_in_step()
         old = servers.primary
         new = servers.failover()
-        # As each of them would be started again.
+        # If a server kept its former options, it would come back in its former role after a kill.
         new.options.pop("replicaof", None)
         old.configure(replicaof=["127.0.0.1", str(new.port)])
         self.fleet.move()
@@ -345,10 +388,11 @@ class Harms:
 
 
 def _wait_gone(worker: Worker) -> None:
-    """Until nothing of it is left."""
+    """Wait until no process of a worker is left."""
 
     def gone() -> bool:
-        # nsenter stops itself when it learns, too late, that its command had been stopped.
+        # nsenter stops itself if it learns late that its command had been stopped. If it is not
+        # continued, it never ends.
         worker.thaw()
         return not worker.alive() and not worker.survivors()
 

@@ -1,4 +1,8 @@
-"""Who sends the storm's jobs, all kinds in a mix that the seed decides."""
+"""Send the jobs of a storm from a thread: all kinds, in a mix that the seed decides.
+
+The storm (`evidence/storm/__init__.py`) uses `Load` while it does harms. Each job is written to the
+history after it was sent, so a job that is sent as the program dies may be missing there.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,11 @@ from ..history import History
 from .odd import ODD
 from .tasks import PILL_RUNS, STOP_RUNS, STOPS
 
-#: The queue that most workers serve; that of one solo worker; that of one whose pool loads slowly.
+#: The queue of most workers; of one solo worker; and of one worker whose pool loads slowly.
 SHARED, ORDERED, SLOW = "celery", "ordered", "slow"
 QUEUES = (SHARED, ORDERED, SLOW)
 
-#: Kind -> how many of a thousand messages to send.
+#: Kind -> its share of the messages, in thousandths.
 MIX = {
     "plain": 517.3,
     "long": 20,
@@ -40,39 +44,49 @@ MIX = {
     "poison": 1,
     "stopper": 0.5,
 }
-#: Kind -> what has to become of each job, whatever befalls it; written before the first run.
+#: Kinds -> what has to happen to each job, whatever harms hit it. Written before the first run, and
+#: copied into each history.
 EXPECTED = {
     "plain, long, priority, ordered, slow, eta": "it ends; again only after a harm to its run",
     "eta": "it begins when it is due, and no sooner",
-    "ordered": "they begin in the order in which they were sent, harms to their worker aside",
-    "retry, chain, chord": "each step by one message, its body with one value of each part",
-    "again": "it ends, whatever became of other jobs with its task id, killers among them",
+    "ordered": "they begin in the order in which they were sent, unless harms hit their worker",
+    "retry, chain, chord": "each step has one message, a body gets one value of each part",
+    "again": "it ends, whatever happens to other jobs with its task id (some kill their process)",
     "group, crowd": "each of thousands of parts ends; the body of a crowd gets one value of each",
     "odd": "FAILURE, or no result if it was rejected or ignored; no slot, worker or job is lost",
-    "callback, errback, link": "each message that a run published by hand runs, by itself; the "
-    "followers run once, as those of other jobs",
-    "pages": "each retry runs; one that an earlier run published stands for that of a later run",
-    "poison": f"{PILL_RUNS} runs, then FAILURE; another only where something else ended a run",
-    "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises what stops a "
-    "worker); another only where something else ended a run, or where KILL follows TERM so soon "
-    "that a run is a strike; no other job waits for it",
-    "all": "none is overtaken by jobs sent 45 s later, none is given up that is no killer; no "
-    "process of a pool loads for nothing; at the end nothing waits",
+    "callback, errback, link": "each message that a run published by hand runs, separately; "
+    "the followers that Celery publishes run once, as those of other jobs",
+    "pages": "each retry runs; a retry that an earlier run published may replace that of a later "
+    "run",
+    "poison": f"{PILL_RUNS} runs, then FAILURE; another only for each that something else ended",
+    "stopper": f"it ends, or FAILURE after {STOP_RUNS} runs ({PILL_RUNS} if it raises an exception "
+    "that stops a worker); another run only for each that something else ended, or that is a "
+    "strike since KILL follows TERM too soon; no other job waits for it",
+    "all": "none is overtaken by jobs sent 45 s later, none is given up unless it kills processes "
+    "or stops workers; no process of a pool loads without running a job; at the end nothing waits",
 }
+#: Parts of a chord of usual size.
 PARTS = 3
 #: Parts of a large group, and of a large chord.
 GROUP_PARTS, CROWD_PARTS = (1000, 2000), 1000
-#: Task ids that jobs share, and how many of these jobs kill their process.
+#: Number of task ids that several jobs share, and the share of these jobs that kill their process.
 IDS, KILLING = 5, 0.02
 
 
 class Load:
-    """Sends until it is stopped; use as a context manager."""
+    """A sender of jobs in a thread, as a context manager: it sends until it is left.
+
+    Arguments:
+        app: the app whose tasks are sent.
+        history: gets a line for each job.
+        seed: seed of the kinds and of the arguments.
+        rate: messages per second.
+    """
 
     def __init__(self, app: Celery, history: History, seed: int, rate: float) -> None:
         self.app, self.history = app, history
         self.sent = 0
-        #: (job, step) of all that has a result.
+        #: (job, step) of each step that has a result.
         self.steps: list[tuple[str, str]] = []
         self._dice = random.Random(seed)
         self._pause = 1 / rate
@@ -90,12 +104,14 @@ class Load:
     def _send(self) -> None:
         due = time.monotonic()
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
-            # One that could not send for a while does not catch up all at once.
+            # After an outage the sender catches up on one second of jobs at most. Without this
+            # limit, all jobs of a long outage would arrive at once.
             due = max(due + self._pause, time.monotonic() - 1)
             kind = self._dice.choices(list(MIX), list(MIX.values()))[0]
             job = f"j{self.sent}"
             self.sent += 1
-            # At the same time for all kinds, so that the kinds of later ones do not depend on it.
+            # A job draws its random numbers before it is sent. If an error in sending changed
+            # their number, the kinds of later jobs would depend on it.
             facts, send = getattr(self, f"_{kind}", self._plain)(kind, job)
             began = time.time()
             try:
@@ -108,10 +124,11 @@ class Load:
             if not facts.keys() & {"doubt", "shared"}:
                 self.steps += [(job, name) for name in facts["steps"] if "#" not in name]
 
-    # -- what is sent, by its kind
+    # -- one method for each kind: it returns facts for the history, and the function that sends
 
     def _step(self, job: str, step: str, task: str = "storm.step", **settings: Any) -> Any:
-        """A signature, sent without Celery's own tries: an error leaves it open what arrived."""
+        """Return the signature of a step. Celery does not retry to send it: after an error the
+        history says that the job may have been sent or not."""
         settings = {"seconds": round(self._dice.uniform(0, 0.03), 3), **settings}
         signature = self.app.tasks[task].s(job=job, step=step, **settings)
         return signature.set(task_id=f"{job}:{step}", retry=False)
@@ -140,8 +157,8 @@ class Load:
         eta = self.app.now().fromtimestamp(due, self.app.timezone)
         return {"steps": ["run"], "due": due}, step.set(eta=eta).apply_async
 
-    # Celery stores that a job is retried after it has sent the retry. What comes at once may end
-    # before that. With stock it is told of as RETRY for ever then.
+    # Celery sends a retry first, and stores the state RETRY then. A retry without delay may end
+    # in between. Then stock Celery's result stays RETRY for ever.
     def _retry(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         step = self._step(job, "run", act="retry", later=self._dice.choice((0, 2, 5)))
         return {"steps": ["run", "run#1"]}, step.apply_async
@@ -169,7 +186,7 @@ class Load:
         return facts, lambda: chord(steps)(body)
 
     def _again(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """A task id that other jobs have, too: so it has no result of its own."""
+        """Share a task id with other jobs, so that the job has no result of its own."""
         kills, task_id = self._dice.random() < KILLING, f"again-{self._dice.randrange(IDS)}"
         step = self._step(job, "run", act="kill" if kills else "").set(task_id=task_id)
         facts = {"pill": PILL_RUNS} if kills else {}
@@ -190,14 +207,15 @@ class Load:
         facts = {"steps": ["run"], "raises": how, "ends": ODD[how][1], "queue": queue}
         return facts, step.apply_async
 
-    # -- bodies that publish by hand, besides what Celery publishes for them
+    # -- jobs that publish messages by hand, in addition to those that Celery publishes for them
 
     def _callback(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
         step, after = self._step(job, "run", act="publish"), self._step(job, "after")
         return {"steps": ["run", "after"]}, lambda: step.apply_async(link=after)
 
     def _errback(self, kind: str, job: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """The run succeeds: what comes to the errback was published by hand."""
+        """Send a job with an errback. The run succeeds, so the errback runs only for the messages
+        that the run publishes by hand."""
         step, after = self._step(job, "run", act="publish"), self._step(job, "after")
         return {"steps": ["run"]}, lambda: step.apply_async(link_error=after)
 

@@ -1,7 +1,9 @@
-"""A network between a machine and the Redis server that partitions, delays and loses packets.
+"""Imitate a network between a machine and the Redis server that can be partitioned, delay packets
+and lose them.
 
-`tc netem` needs a kernel module that many machines lack, so a proxy does to each connection what
-its two ends would notice: TCP hides a lost packet behind a retransmission, which is a delay.
+`fleet.py` makes one for each machine, and `harms.py` breaks them. `tc netem` needs a kernel module
+that many machines do not have. So a proxy imitates what both ends of a connection would notice: TCP
+sends a lost packet again, so a loss is a delay.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import random
 
 from support.servers.proxy import FaultProxy
 
-#: Seconds until TCP sends a packet that was lost again; each further loss doubles them.
+#: Seconds until TCP sends a lost packet again; each further loss of the same packet doubles them.
 RETRANSMISSION_S = 0.2
 #: Retransmissions after which a packet arrives in any case.
 MAX_LOSSES = 5
@@ -20,8 +22,12 @@ MAX_LOSSES = 5
 class Network(FaultProxy):
     """A proxy whose two directions fail independently of each other.
 
-    What is sent into a partition arrives when it ends, as retransmissions do: also if the client
-    has given up and closed its connection meanwhile, which the server learns after that.
+    Data that is sent during a partition arrives when it ends, as retransmissions do. So a command
+    arrives even if its client has closed the connection meanwhile: the server receives the command
+    first, and then the end of the connection.
+
+    Arguments:
+        port: the port of the Redis server; also the seed of the losses.
     """
 
     def __init__(self, port: int) -> None:
@@ -29,21 +35,21 @@ class Network(FaultProxy):
         self._dice = random.Random(port)
         self._latency_s = 0.0
         self._loss = 0.0
-        #: By whether it leads to the server: set while packets get through.
+        #: True (to the server) or False (from it) -> an event, set while packets get through.
         self._open = {True: asyncio.Event(), False: asyncio.Event()}
         for direction in self._open.values():
             direction.set()
 
     def partition(self, *, to_server: bool) -> None:
-        """Let no packet through in one direction, to the server or back, until `restore`."""
+        """Stop all packets in one direction, to the server or from it, until `restore`."""
         self._loop.call_soon_threadsafe(self._open[to_server].clear)
 
     def delay(self, seconds: float) -> None:
-        """Let each packet take so many seconds in each direction, until `restore`."""
+        """Delay each packet by so many seconds in each direction, until `restore`."""
         self._latency_s = seconds
 
     def lose(self, share: float) -> None:
-        """Lose this share of the packets in each direction, until `restore`."""
+        """Lose a share of the packets (0 to 1) in each direction, until `restore`."""
         self._loss = share
 
     def restore(self) -> None:
@@ -53,7 +59,8 @@ class Network(FaultProxy):
             self._loop.call_soon_threadsafe(direction.set)
 
     async def admits(self) -> bool:
-        """Refuse what began in a partition when it is over: a handshake needs both directions."""
+        """Wait as long as the handshake of a new connection takes. Return False for a connection
+        that was begun during a partition: its handshake needs both directions."""
         complete = all(direction.is_set() for direction in self._open.values())
         for direction in self._open.values():
             await direction.wait()

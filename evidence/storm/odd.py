@@ -1,4 +1,7 @@
-"""Exceptions that cannot be formatted, pickled or unpickled, as people's libraries have them."""
+"""Exceptions that cannot be formatted, pickled or unpickled, as some libraries raise them.
+
+The tasks of a storm raise them (jobs of kind "odd"). None may cost a slot, a worker or a job.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ class ReprRaises(MemoryError):
 
 
 class HoldsALock(Exception):
-    """Cannot be pickled."""
+    """An exception that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
 
 
 class NeedsTwo(Exception):
-    """Is pickled, and cannot be unpickled."""
+    """An exception that can be pickled, and cannot be unpickled."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} {two}")
@@ -48,7 +51,7 @@ class NoTruth(Exception):
 
 
 class ExcRaises(Exception):
-    """Celery wraps exceptions in objects with an attribute of this name."""
+    """An exception whose attribute ``exc`` raises: Celery's own wrappers have one of that name."""
 
     @property
     def exc(self) -> Any:
@@ -60,10 +63,11 @@ class HoldsAnExit(Exception):
 
 
 FAILS = ("FAILURE",)
-#: A job that is rejected or ignored has no result; some pools of Celery store a failure for it.
+#: States of a job that is rejected or ignored. It has no result, but with some pools Celery stores
+#: a failure for it.
 FORGOTTEN = ("PENDING", "FAILURE")
 
-#: Name -> what a task raises, and the states in which its result may be afterwards.
+#: Name -> a function that makes the exception, and the states that the result may have afterwards.
 ODD: dict[str, tuple[Callable[[], BaseException], tuple[str, ...]]] = {
     "str raises": (StrRaises, FAILS),
     "nothing formats": (NothingFormats, FAILS),

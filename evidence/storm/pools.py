@@ -1,4 +1,7 @@
-"""Pools that grow, shrink and restart by command while they run jobs: harms that excuse nothing."""
+"""Grow, shrink and restart a pool by remote control while it runs jobs.
+
+`harms.py` calls it. The checker excuses nothing for these harms: no job may run twice for them.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ from support.workers.worker import Worker
 
 from .fleet import PLACES, Fleet
 
-#: Processes by which a pool grows, how often, seconds until it shrinks (and grows) again, and for
-#: an answer to either.
+#: Number of processes by which a pool grows; how often in a row; seconds until it shrinks (and
+#: until it grows again); and seconds to wait for the reply to a command.
 GROWTH, TIMES, GROWN, ANSWER = 2, 3, (0.3, 2.0), 3.0
-#: The place of the pool: the one of processes that has no size or end of its own.
+#: The place of the pool: the prefork pool that neither scales itself nor replaces its processes.
 [PLACE] = [name for name, spec in PLACES.items() if spec.pool == "prefork" and not spec.arguments]
 
 
 class Storm(Protocol):
-    """What writes harms down, and does something later."""
+    """The part of `harms.Harms` that is used here: it writes harms, and calls a function later."""
 
     def write(self, kind: str, workers: list[str], began: float, **facts: Any) -> None: ...
 
@@ -28,13 +31,14 @@ class Storm(Protocol):
 
 
 class Pools:
-    """Tells the worker of one place to change its pool."""
+    """The remote control of one place's pool."""
 
     def __init__(self, fleet: Fleet, storm: Storm) -> None:
         self.fleet, self.storm = fleet, storm
 
     def grow(self, times: int = TIMES) -> bool:
-        """Let the pool grow, and shrink by as much a little later, whatever it runs then; again."""
+        """Grow the pool, and shrink it by as many processes a little later, also if they run jobs.
+        Repeat this so many times. Return False if the pool is too large, or did not grow."""
         worker = self.fleet.workers[PLACE]
         if len(worker.children()) > GROWTH + PLACES[PLACE].size:
             return False
@@ -51,12 +55,15 @@ class Pools:
         return True
 
     def restart(self) -> bool:
-        """Let each process be replaced when its job has ended."""
+        """Replace each process when its job has ended. Return whether the worker accepted."""
         return self._told("pool_restart")
 
     def _told(self, command: str, **arguments: Any) -> bool:
-        """Whether the worker does what it is told. One that cannot (all processes are busy) has
-        done what it could."""
+        """Send a remote control command to the worker, and write its reply to the history.
+
+        Return whether the worker accepted it. False: there was no worker or no reply, or the worker
+        refused (it cannot shrink while all processes are busy).
+        """
         began, worker = time.time(), self.fleet.workers[PLACE]
         node = node_of(worker)
         if PLACE in self.fleet.due or not worker.alive() or not node:
@@ -65,7 +72,7 @@ class Pools:
             answers = self.fleet.app.control.broadcast(
                 command, arguments, [node], reply=True, timeout=ANSWER, limit=1
             )
-        except Exception:  # the server is away
+        except Exception:  # the Redis server is down, or the network is
             return False
         if not answers:
             return False
@@ -75,6 +82,6 @@ class Pools:
 
 
 def node_of(worker: Worker) -> str | None:
-    """The name by which a worker is told something, once it listens."""
+    """Return a worker's node name for remote control, or None until it is ready."""
     ready = re.search(r"(\S+@\S+) ready\.", worker.log())
     return ready and ready[1]

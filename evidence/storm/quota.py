@@ -1,4 +1,8 @@
-"""A CPU quota for the processes of one worker: a cgroup, or signals where none can be made."""
+"""Limit the CPU time of one worker's processes: with a cgroup, or with signals if the program may
+not make one.
+
+`harms.py` uses it. If the program is killed, an empty cgroup may be left.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,21 @@ import psutil
 
 #: The quota of each period, in microseconds: five percent of one CPU.
 QUOTA_US, PERIOD_US = 5_000, 100_000
-#: The mount of all controllers (cgroup v2), and of that of the CPU (v1).
+#: Where all controllers are mounted (cgroup v2), and where that of the CPU is (v1).
 UNIFIED, LEGACY = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")
-#: Tries to remove a group: it keeps a process that has ended until its parent has read its status.
+#: Tries to remove a cgroup, 0.01 s apart: a process that has ended stays in it until its parent has
+#: read its exit status.
 REMOVALS = 100
 
 _numbers = itertools.count(1)
 
 
 class Quota:
-    """A limit on processes and their children, until `end`; `means` is how it is imposed."""
+    """A limit on processes and their children, until `end`.
+
+    ``means`` says how it is imposed: "cgroup v2", "cgroup v1" or "SIGSTOP" (then only the processes
+    that are passed are limited).
+    """
 
     def __init__(self, processes: list[psutil.Process]) -> None:
         self._processes = processes
@@ -50,6 +59,7 @@ class Quota:
         self._leave()
 
     def _limit(self, cgroup: Path) -> None:
+        """Make a cgroup with the quota, and move the processes there; raise OSError on failure."""
         cgroup.mkdir()
         self._cgroup = cgroup
         if (cgroup / "cpu.max").exists():
@@ -60,12 +70,13 @@ class Quota:
         else:
             raise FileNotFoundError(f"{cgroup} has no controller of the CPU")
         for process in self._processes:
-            # It may have ended. One that it starts meanwhile is in its group.
+            # The process may have ended. A child that it starts meanwhile is limited only if the
+            # process has been moved before.
             with contextlib.suppress(ProcessLookupError):
                 (cgroup / "cgroup.procs").write_text(str(process.pid))
 
     def _leave(self) -> None:
-        """Move all processes of the group to its parent, and remove the group."""
+        """Move all processes of the cgroup to its parent, and remove it."""
         if self._cgroup is None:
             return
         for _ in range(REMOVALS):
@@ -75,14 +86,14 @@ class Quota:
                     (self._cgroup.parent / "cgroup.procs").write_text(pid)
             try:
                 self._cgroup.rmdir()
-            except OSError:  # a process ends, or has begun since they were read
+            except OSError:  # a process is still there: it ends, or was started after the read
                 time.sleep(0.01)
             else:
                 break
         self._cgroup = None
 
     def _by_signals(self) -> None:
-        """Stop the processes for all of each period but the quota."""
+        """Run the processes for the quota of each period, and stop them for the remainder."""
         while not self._ended.wait(QUOTA_US / 1e6):
             self._signal(signal.SIGSTOP)
             self._ended.wait((PERIOD_US - QUOTA_US) / 1e6)

@@ -1,4 +1,9 @@
-"""The app of the storm's workers: its tasks write down what they do, and nobody else does."""
+"""Build the app of a storm's workers and of its sender. Its tasks write each start and end to the
+history, and no other code does.
+
+`worker.py` builds it in each worker, and `fleet.py` for the sender. If a process is killed in a
+run, the history has a start without an end.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +26,12 @@ from celery.signals import task_prerun, worker_process_init, worker_process_shut
 from ..history import History
 from .odd import ODD
 
-#: Options of ours: as quick as the storm. What is left out is the default.
+#: Options of the package, shortened so that recovery is as fast as the harms. The others have their
+#: default.
 OPTIONS = {"heartbeat_interval": 2, "owner_ttl": 10, "reap_interval": 2}
 
-#: Seconds of the others' visibility timeout: longer than any job here, and than a worker's start.
+#: Seconds of the visibility timeout of the other sides: more than any job of a storm takes, and
+#: more than the start of a worker.
 TIMEOUT = 30
 STOCK = {
     "visibility_timeout": TIMEOUT,
@@ -34,17 +41,20 @@ STOCK = {
 PLUS = {"visibility_timeout": TIMEOUT}
 SIDES = ("ours", "stock", "plus")
 
-#: Seconds for which a client waits for the broker.
+#: Seconds for which a client waits for a reply of the broker.
 SOCKET_TIMEOUT = 5
 
-#: Runs of a pill that each side may need: ours by its default, stock has no limit of its own.
+#: Runs after which a job that kills its process is given up: the default of the package. Stock
+#: Celery has no such limit.
 PILL_RUNS = 3
-#: Runs of a job that stops its worker: its ``superfetch_stop_limit``, far below the default.
+#: Runs after which a job that stops its worker is given up: its ``superfetch_stop_limit``, far
+#: below the default.
 STOP_RUNS = 5
 
-#: How a job stops its worker: by a signal to the main process ("TERM" with a KILL after it, as an
-#: orchestrator has it), to both processes, twice, or by what a task may raise. The latter is the
-#: job's own doing: a strike, so that it runs as often as a pill.
+#: Manner in which a job stops its worker -> runs until it is given up. It sends a signal to the
+#: main process ("TERM" with a KILL after it, as an orchestrator would), to both processes, or
+#: twice; or it raises an exception that stops a worker. Such an exception is a strike, so the job
+#: runs as often as one that kills its process.
 STOPS = {
     "QUIT": STOP_RUNS,
     "QUIT to both": STOP_RUNS,
@@ -53,16 +63,22 @@ STOPS = {
     "WorkerShutdown": PILL_RUNS,
     "WorkerTerminate": PILL_RUNS,
 }
-#: Seconds for which the body of such a job goes on, unless it is cut short; and its worker's grace.
+#: Seconds for which such a job continues after that, unless it is cut short; and seconds from TERM
+#: to KILL.
 LINGERS, GRACE = 5.0, 1.0
 
-#: How many messages a body publishes by hand, to each of its followers.
+#: Number of messages that a run publishes by hand to each of its followers.
 BY_HAND = 3
 
 
 def build(env: Mapping[str, str]) -> Celery:
-    """The app from SIDE, BROKER_URL, RESULT_URL, HISTORY, WORKER, WITHOUT (safeties taken out), and
-    LOADS: between how many seconds each process of the pool takes to load, and to end."""
+    """Build the app from environment variables.
+
+    SIDE is a name of ``SIDES``, BROKER_URL and RESULT_URL are its servers, HISTORY is the file of
+    the history, and WORKER is the worker's name there. WITHOUT names safeties of the package to
+    remove (`tests/support/apps/without.py`), with commas. LOADS, for a pool that loads slowly, has
+    the least and the most seconds that each of its processes loads, with a comma.
+    """
     for name in filter(None, env.get("WITHOUT", "").split(",")):
         getattr(import_module("support.apps.without"), name)()
     side = env["SIDE"]
@@ -90,10 +106,18 @@ def build(env: Mapping[str, str]) -> Celery:
 
 
 def _load_slowly(history: History, worker: str, shortest: float, longest: float) -> None:
-    """As a process that reads a model before its first job, and writes something at its end. Jobs
-    that the load did not send (failure notifications) use a process up as well: they are recorded.
+    """Make each process of the pool load slowly, as if it read a model, and write a line when it
+    ends as intended.
+
+    Tasks that the storm did not send (failure notifications) are written as well: if one were
+    missing, the checker would report its process as one that was loaded for nothing.
+
+    Arguments:
+        history: gets the lines.
+        worker: the worker's name in the history.
+        shortest, longest: seconds; each process draws between them.
     """
-    dice = random.SystemRandom()  # each process forks with the same state of all others
+    dice = random.SystemRandom()  # forked processes share the state of other generators
 
     def load(**_: Any) -> None:
         time.sleep(dice.uniform(shortest, longest))
@@ -112,6 +136,7 @@ def _load_slowly(history: History, worker: str, shortest: float, longest: float)
 
 
 def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
+    """Register the two tasks of the storm: one function with different options."""
     history = History(Path(env["HISTORY"]), new=False)
     worker = env.get("WORKER", "")
     main = os.getpid()  # children of a pool fork later
@@ -127,14 +152,24 @@ def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
         later: float = 0.0,
         origin: dict[str, str] | None = None,
     ) -> str:
-        """Act: "retry" (once, so many seconds later), "kill" (its own process), "stop" (its
-        worker), "raise" (an exception of `ODD`), "publish" or "pages" (by hand). Origin: which part
-        of which run this is, where it was published by hand."""
+        """Write the start of a run, do what the job is for, and write the end.
+
+        Arguments:
+            given: the results of the steps before this one, or an origin.
+            job, step: names in the history.
+            seconds: how long the run takes at least.
+            act: "retry" (once), "kill" (its own process), "stop" (its worker), "raise" (an
+                exception of `ODD`), "publish" (messages by hand) or "pages" (retries by hand).
+            how: the manner in which it stops its worker, or the name of the exception.
+            later: seconds until the retry is due.
+            origin: the run that published this message by hand, and which part it is.
+        """
         if given and isinstance(given[0], dict):
             origin = given[0]
         name = f"{step}#{self.request.retries}" if self.request.retries else step
         run = os.urandom(6).hex()
-        # kombu makes this tag when a message is published, and no redelivery changes it.
+        # kombu makes this tag when a message is published, and no redelivery changes it. So two
+        # tags of one step mean that it was published twice.
         message = (self.request.properties or {}).get("delivery_tag", "")
         facts = {"job": job, "step": name, "run": run, "worker": worker, "pid": os.getpid()}
         values = origin or ({"given": given[0]} if step == "body" else {})
@@ -147,7 +182,7 @@ def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
             time.sleep(LINGERS)
         if act in ("publish", "pages") and not origin:
             for part, publish in _parts(self, act, run):
-                # A retry is a step of the job, which a second run does not publish again.
+                # A retry is a step of the job: a second run of the job does not publish it again.
                 hand = {"job": job, "run": run, "part": part, "once": act == "pages"}
                 try:
                     publish()
@@ -170,13 +205,18 @@ def _add_tasks(app: Celery, env: Mapping[str, str]) -> None:
 
 
 def _stop(main: int, how: str) -> None:
-    """Stop the worker whose main process is this one, or this one's parent."""
+    """Stop the worker of this process.
+
+    Arguments:
+        main: pid of the worker's main process: this process, or its parent.
+        how: a key of ``STOPS``.
+    """
     if how == "WorkerShutdown":
         raise WorkerShutdown(0)
     if how == "WorkerTerminate":
         raise WorkerTerminate(1)
     if main not in (os.getpid(), os.getppid()):
-        return  # it has ended already; its pid may be another's
+        return  # the main process has ended, and its pid may belong to another process
     name, _, more = how.partition(" ")
     name = name.rstrip(",")
     for pid in {main, os.getpid()} if more == "to both" else {main}:
@@ -190,8 +230,13 @@ def _stop(main: int, how: str) -> None:
 
 
 def _parts(task: Any, act: str, run: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """What a run publishes by hand, by its names, each without Celery's own tries: messages with
-    the id of the run itself ("pages"), or of each step that Celery publishes at its end."""
+    """Yield the name of each message that a run publishes by hand, and the function that publishes
+    it. Celery does not retry to publish it.
+
+    With the act "pages" these are retries, with the task id of the run itself. With "publish" they
+    are messages to each follower (callback, errback, next link of a chain), and one with the
+    follower's task id.
+    """
     request = task.request
     if act == "pages":
         for number in range(2 * BY_HAND):
@@ -212,13 +257,19 @@ def _parts(task: Any, act: str, run: str) -> Iterator[tuple[str, Callable[[], An
 
 
 def _retry(task: Any, kwargs: dict[str, Any], throw: bool) -> None:
-    """Send a retry, and go on; whoever wants no exception swallows it."""
+    """Send a retry, and let the run continue.
+
+    Arguments:
+        task: the running task.
+        kwargs: arguments of the retry.
+        throw: whether `Task.retry` raises Retry, which is suppressed here.
+    """
     with contextlib.suppress(Retry):
         task.retry(kwargs=kwargs, countdown=0, retry=False, throw=throw)
 
 
 def outcome(stored: str | None) -> dict[str, str]:
-    """State of a task, and the type of its error, from the text that Celery keeps of it."""
+    """Return the state of a task, and the type of its error, from the text that Celery stored."""
     kept = json.loads(stored) if stored else {"status": "PENDING"}
     if kept["status"] == "FAILURE":
         return {"state": "FAILURE", "type": kept["result"]["exc_type"]}
