@@ -1,4 +1,8 @@
-"""A server, workers that are harmed behind a proxy, and one that is not: where points are run."""
+"""Run crash points, one after the other, with one Redis server, three workers whose connections
+pass a proxy that harms them, and one worker without harms.
+
+`points.py` runs several lanes at a time. Each is independent of the others.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,25 @@ from .series import Series
 from .shapes import LEFT, REST, SHAPES, STAYS, TARGET, workflow
 from .tasks import build
 
-#: Workers of the target: one is harmed, another takes over, and the next is starting.
+#: Number of workers of the target: one is harmed, one recovers its job, and one is starting.
 FLEET = 3
-#: Seconds until what has not come to rest is written down as it is.
+#: Side -> seconds to wait until no message waits. After that the point is written as it is.
 PATIENCE = {"ours": 30.0, "stock": 60.0}
+#: Seconds between two checks of what is waited for.
 LOOK = 0.02
-#: Celery's own chatter would be counted among the commands.
+#: If workers sent Celery's heartbeat events, these would be counted among the commands of the job.
 QUIET = ("--without-heartbeat",)
 
 
 class Lane:
-    """One side (ours or stock) with one pool. Use as a context manager."""
+    """The server and workers of one side and one pool, as a context manager.
+
+    Arguments:
+        side: a name of ``PATIENCE``: the package, or stock Celery without it.
+        pool: the pool of the workers that are harmed.
+        history: gets the lines of each point.
+        without: safeties of the package to remove, with commas.
+    """
 
     def __init__(self, side: str, pool: str, history: History, without: str = "") -> None:
         self.side, self.pool = side, pool
@@ -61,7 +73,7 @@ class Lane:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        gc.collect()  # results have a farewell to say to the server
+        gc.collect()  # results unsubscribe when they are freed, while the server still runs
         for worker in self._fleet:
             worker.close()
         self._stack.__exit__(*error)
@@ -78,7 +90,7 @@ class Lane:
         )
 
     def _fill(self) -> None:
-        """Put a new worker where one has died."""
+        """Start a new worker for each that has died."""
         for worker in [one for one in self._fleet if not one.alive()]:
             worker.close()
             self._fleet.remove(worker)
@@ -90,7 +102,8 @@ class Lane:
             self._proxy.workers.add(worker.pid)
 
     def _refresh(self) -> None:
-        """End each process that has run a target: a new one sends more, since it connects."""
+        """Kill each process that has run a target. Its successor sends more commands, since it has
+        to connect first."""
         for worker in self._fleet:
             if worker.pid in self._proxy.warm:
                 worker.kill9_all()
@@ -103,7 +116,7 @@ class Lane:
         self._wait_for(FLEET)
 
     def _wait_for(self, number: int) -> None:
-        """Until so many workers are ready."""
+        """Wait until so many workers are ready. Raise TimeoutError after 60 s."""
         deadline = time.monotonic() + 60
         while sum(" ready." in worker.log() for worker in self._fleet) < number:
             if time.monotonic() > deadline:
@@ -113,12 +126,20 @@ class Lane:
     # -- a point
 
     def run(self, series: Series, nth: int, *, fresh: bool) -> bool:
-        """Harm the target of a workflow once, wait until all is at rest, and write down what is
-        left. False if the target's process never came to its nth command."""
+        """Send a workflow, harm its target once, wait until no message waits, and write what is
+        left.
+
+        Arguments:
+            series: the shape of the workflow, and the kind and moment of the harm.
+            nth: the command of the target's process at which the harm happens, from 1.
+            fresh: whether to run the target in a new process, which has no connection yet.
+
+        Return False if the target's process sent fewer than ``nth`` commands: no harm was done.
+        """
         self._fill()
         if fresh:
             self._refresh()
-        self._wait_for(2)  # one to be harmed, and one to take over
+        self._wait_for(2)  # one to be harmed, and one that recovers its job
         point = series.point(nth, fresh)
         harm = Harm(point, series.kind, series.moment, nth)
         self._proxy.begin(harm)
@@ -151,7 +172,13 @@ class Lane:
         return harm.done
 
     def _settle(self, harm: Harm) -> list[str]:
-        """Until no message waits and none is in flight, seen twice; what still waits, else."""
+        """Wait until two checks in a row find no message queued or in flight. Return the keys that
+        still have messages when the patience is over.
+
+        Meanwhile, open the gates: "alone" when all messages of the other queue are settled,
+        "settled" when those of the target are, and "harmed" when the harm is done or cannot happen
+        any more.
+        """
         deadline = time.monotonic() + PATIENCE[self.side]
         calm = 0
         while calm < 2 and time.monotonic() < deadline:
@@ -167,7 +194,8 @@ class Lane:
         return [*target, *rest] if calm < 2 else []
 
     def _waiting(self) -> tuple[list[str], list[str]]:
-        """Keys that hold messages: of the target's queue and workers, and of the others'."""
+        """Return the keys that hold messages: those of the target's queue and workers, and those of
+        the other queue and its worker."""
         target, rest = [], []
         for key in self._keys():
             name = key.split("\x06")[0]
@@ -185,17 +213,20 @@ class Lane:
         return sorted(keys)
 
     def _states(self, shape: str, point: str) -> dict[str, str]:
+        """Return the state of each job of a workflow, by the job's name."""
         jobs = {"target", *SHAPES[shape].steps} - {"target-again"}
         return {job: self._app.backend.get_state(f"{point}-{job}") for job in sorted(jobs)}
 
     def _error(self, point: str, job: str) -> str:
+        """Return the first 200 characters of the error with which a job failed."""
         return repr(self._app.backend.get_result(f"{point}-{job}"))[:200]
 
     def _left(self) -> list[str]:
-        """What should not be there any more; gone now, so that the next point begins clean."""
+        """Return the keys that should not be left, and delete them. If they stayed, they would be
+        counted for the next point as well."""
         keys = self._keys()
         left = [key for key in keys if any(re.match(pattern, key) for pattern in LEFT)]
-        # What expires with the results is Celery's own way to clear up.
+        # Celery lets some keys of a chord expire with the results: these are not left over.
         left = [key for key in left if not (re.match(STAYS, key) and self._redis.ttl(key) > 0)]
         if results := [key for key in keys if key.startswith("celery-task")]:
             self._redis.delete(*results)

@@ -1,5 +1,8 @@
-"""Stands between the workers and the server, counts the commands of one process, and harms it at
-one of them. The tasks' side connection ends here as well, so that the count begins with the job.
+"""Forward the commands of workers to the Redis server, count those of one process, and harm it at
+one of them: kill it or its worker, or cut its connection.
+
+Each lane (`lane.py`) has one proxy. Tasks report their start to it on a second connection (the
+*side* connection), so that the count begins with the job. If the proxy dies, so does the program.
 """
 
 from __future__ import annotations
@@ -22,24 +25,27 @@ from support.servers.server import free_port
 from ..history import History
 from .processes import holder_of, is_gone, session_of
 
-#: With these a connection begins. They change nothing on the server, and are not counted.
+#: Commands with which a connection begins. They change nothing on the server, and are not counted.
 HANDSHAKE = {b"HELLO", b"AUTH", b"SELECT", b"CLIENT", b"COMMAND"}
 
 
 @dataclass
 class Harm:
-    """What is to befall at which command of the target's process, from the target's start on."""
+    """The harm of one point: its kind, and the command of the target's process at which it happens,
+    counted from the start of the target."""
 
     point: str
     kind: str  # child, worker, connection
     moment: str  # before, after
     nth: int
-    #: The process that runs the target, once it has started.
+    #: The pid of the process that runs the target; 0 until it has started.
     pid: int = 0
     seen: int = 0
     done: bool = False
 
     def meets(self, line: Line, words: Words) -> bool:
+        """Count a command if the target's process sent it (or, unless a child is harmed, its
+        worker). Return whether it is the one at which the harm happens."""
         if not self.pid or self.done or line.pid is None or words[0].upper() in HANDSHAKE:
             return False
         if self.kind == "child":
@@ -51,17 +57,19 @@ class Harm:
 
 
 class Names:
-    """What a command is called in the history: a script by its own first comment."""
+    """The names of commands in the history. A script is named by its own first comment."""
 
     def __init__(self) -> None:
         self._scripts: dict[str, str] = {}
 
     def hear(self, words: Words) -> None:
+        """Remember the text of a script that a command sends."""
         at = {b"EVAL": 1, b"SCRIPT": 2}.get(words[0].upper())
         if at is not None and len(words) > at:
             self._scripts[hashlib.sha1(words[at]).hexdigest()] = words[at].decode()
 
     def of(self, words: Words) -> str:
+        """Return the name of a command."""
         texts = [word.decode(errors="replace") for word in words[:4]]
         if texts[0] == "EVAL":
             texts[:2] = ["EVALSHA", hashlib.sha1(words[1]).hexdigest()]
@@ -73,7 +81,8 @@ class Names:
 
 
 class Line:
-    """One connection through the proxy, and the process that has opened it."""
+    """A connection through the proxy, and the pid of the process that opened it, if that is
+    known."""
 
     def __init__(self, client: asyncio.StreamWriter, pid: int | None) -> None:
         self.client = client
@@ -81,13 +90,20 @@ class Line:
         self.server: asyncio.StreamWriter | None = None
 
     def reset(self) -> None:
+        """Cut the connection on both sides, without sending what is buffered."""
         for writer in (self.client, self.server):
             if writer is not None:
                 writer.transport.abort()
 
 
 class Proxy:
-    """Use as a context manager. One harm at a time is in force."""
+    """A proxy between workers and a Redis server, as a context manager. It has one harm at a time.
+
+    Arguments:
+        server_port: port of the Redis server.
+        side: path of the socket for the side connections of tasks.
+        history: gets the lines of tasks, and of the harm.
+    """
 
     def __init__(self, server_port: int, side: Path, history: History) -> None:
         self.port = free_port()
@@ -95,7 +111,7 @@ class Proxy:
         self.harm: Harm | None = None
         #: The sessions of the workers that may be harmed.
         self.workers: set[int] = set()
-        #: The processes that have run a target: they have the connections that a job needs.
+        #: The pids of processes that have run a target, and so have the connections that it needs.
         self.warm: set[int] = set()
         self._history = history
         self._upstream = server_port
@@ -117,11 +133,12 @@ class Proxy:
         self._server.close()
 
     def begin(self, harm: Harm) -> None:
-        """From the start of the harm's target on, count; all gates are closed again."""
+        """Set the next harm, and close all gates. The count begins when its target starts."""
         self._loop.call_soon_threadsafe(self._begin, harm)
 
     def open(self, gate: str) -> None:
-        """Let those go on that wait for this, in this point."""
+        """Open a gate: tasks that wait for it continue, and later ones do not wait (in this
+        point)."""
         self._loop.call_soon_threadsafe(lambda: self._gate(gate).set())
 
     # -- in the loop's thread
@@ -148,7 +165,8 @@ class Proxy:
         return self._gates.setdefault(name, asyncio.Event())
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One word of a task. It goes on when it is answered."""
+        """Read one message of a task, and write it to the history, or wait for the gate that it
+        names. The task continues when it gets the answer."""
         with contextlib.suppress(OSError, ValueError):
             said = json.loads(await reader.readline())
             if said["event"] == "gate":
@@ -199,9 +217,11 @@ class Proxy:
             await line.server.drain()
 
     def _strike(self, harm: Harm, line: Line, words: Words) -> None:
-        """Nothing else passes the proxy meanwhile."""
-        # What was forwarded has been carried out: the server reads each socket once a turn, and
-        # answers the second of two questions in a later turn than that.
+        """Do the harm, and write it to the history. It blocks the proxy's event loop, so nothing
+        else passes meanwhile."""
+        # The server has to carry out what was forwarded before the harm, or "after" would be like
+        # "before". It reads each socket once in a cycle of its event loop, and answers the second
+        # PING in a later cycle than the first.
         self._server.ping()
         self._server.ping()
         if harm.kind == "child":

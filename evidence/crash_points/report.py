@@ -1,4 +1,7 @@
-"""The table of what a history shows, and each point that has trouble."""
+"""Print each point of a history that has trouble, and a table of all points.
+
+`evidence/crash_points/__init__.py` calls it after a run, and for `--judge`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,13 @@ from .verdict import by_point, trouble
 
 
 def summary(lines: list[dict[str, Any]], say: Callable[[str], None]) -> int:
-    """Say the table, and exit's code: 1 if ours has trouble somewhere, or nothing was run."""
+    """Print troubles and table. Return the exit code: 1 if the package has trouble, or no point
+    ran.
+
+    Arguments:
+        lines: the history.
+        say: prints a line of text.
+    """
     rows: dict[tuple[str, str, str], Counter[str]] = {}
     bad = 0
     for point, events in by_point(lines).items():
@@ -41,5 +50,5 @@ def summary(lines: list[dict[str, Any]], say: Callable[[str], None]) -> int:
     return 1 if bad or not rows else 0
 
 
-#: Of a row, what is not a kind of trouble.
+#: Keys of a row of the table that are no kinds of trouble.
 COUNTS = ("points", "bad")

@@ -1,4 +1,7 @@
-"""Lists the series of crash points: each has all the points of one kind of harm to one shape."""
+"""List the series of crash points: each has all points of one kind of harm to one shape.
+
+`evidence/crash_points/__init__.py` lists them, `points.py` runs them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .shapes import HARMS, MOMENTS
 
 @dataclass(frozen=True)
 class Series:
-    """All the points of one shape, one kind of harm and one moment: n = 1, 2, 3, ..."""
+    """All points of one side, pool, shape, kind of harm and moment: at command n = 1, 2, 3, ..."""
 
     side: str
     pool: str
@@ -20,6 +23,7 @@ class Series:
     moment: str
 
     def point(self, nth: int, fresh: bool = False) -> str:
+        """Return the name of a point. The ids of its jobs begin with it."""
         words = (self.side, self.pool, self.shape, self.kind, self.moment, str(nth))
         return "/".join(words).replace(" ", "-") + ("-fresh" if fresh else "")
 
@@ -31,6 +35,7 @@ def all_series(
     kinds: Iterable[str] = HARMS,
     moments: Iterable[str] = MOMENTS,
 ) -> list[Series]:
+    """Return each combination of these that is possible."""
     every = itertools.product(sides, pools, shapes, kinds, moments)
     # Only a pool of processes has a child that can die alone.
     return [Series(*one) for one in every if one[3] != "child" or one[1] == "prefork"]

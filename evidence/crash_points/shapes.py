@@ -1,7 +1,8 @@
-"""What is tried, and which outcome is allowed: written down before any run.
+"""Define the workflows that are tried (*shapes*), the harms, and the one outcome that is allowed.
+Written before the first run.
 
-In each shape one job is the target: it alone is harmed, in workers of its own. All that follows
-from it runs in a worker that nobody harms, so what runs twice there was handed on twice.
+In each shape one job is the target: only this job is harmed, in workers of its own. All other jobs
+run in a worker without harms. So a step that runs twice there was published twice.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ ENDED = ("SUCCESS", "FAILURE")
 
 @dataclass(frozen=True)
 class Shape:
-    """A workflow, and the only outcome that is allowed whatever befalls its target once.
+    """A workflow, and the only outcome that is allowed after one harm of any kind to its target.
 
-    The target runs once or twice and comes to its end; each step runs once; nothing is left.
+    The target runs once or twice and ends; each step runs once; no key and no message is left.
     """
 
-    #: Makes the workflow of the signatures that it asks for by name.
+    #: Builds the workflow. Its argument is a function that makes a signature, by the job's name.
     build: Callable[[Callable[..., Any]], Any]
-    #: What follows from the target, each handed on once. Of a chord, its other parts, too.
+    #: All other jobs, and the retry of the target: each is published once, and runs once.
     steps: tuple[str, ...] = ()
-    #: Whoever collects values -> those of each part once.
+    #: Job that collects values -> the values that it has to get, each once.
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    #: The target's own state at the end.
+    #: The state of the target at the end.
     state: str = "SUCCESS"
 
 
-#: The kinds of harm, and before or after which command: one that is not forwarded any more, or one
-#: whose reply is withheld.
+#: The kinds of harm; and their moments: before a command, which is not forwarded then, or after it,
+#: when its reply is withheld.
 HARMS = ("child", "worker", "connection")
 MOMENTS = ("before", "after")
 POOLS = ("prefork", "threads", "gevent", "solo")
@@ -47,7 +48,12 @@ ALL_PARTS = ("part-1", "part-2", "target")
 
 
 def _chord(make: Callable[..., Any], **gates: str) -> Any:
-    """Three parts, one of which is the target, and a body. `gates` say who waits for what."""
+    """Build a chord of three parts, one of which is the target, and a body.
+
+    Arguments:
+        make: makes a signature, by the job's name.
+        gates: the gate for which the ``target`` waits, and that for which the ``others`` wait.
+    """
     others = [make(name, gate=gates.get("others")) for name in PARTS]
     return chord([make("target", gate=gates.get("target")), *others], make("body"))
 
@@ -103,20 +109,21 @@ SHAPES = {
     ),
 }
 
-#: Keys that may not be left when a workflow has ended: a claim, what landed or waits, counters, and
-#: what a chord is counted by. (What an owner registered of itself stays, and so do results.)
+#: Patterns of keys that may not be left when a workflow has ended: claims, messages that landed or
+#: wait, job histories (by their former name ``recoveries``), and the counts of a chord. (Owner
+#: records stay, and so do results.)
 LEFT = (
     r"superfetch:(private|landing|probation|parked|recoveries):",
     r"superfetch:(chord|step)",
     r"celery-taskset-meta-.*\.",
     r"unacked",
 )
-#: Among these, what may stay until it expires with the results: what Celery keeps of a chord.
+#: Those of these keys that may stay if they expire: Celery's own, of a chord.
 STAYS = r"celery-taskset-meta-"
 
 
 def workflow(app: Celery, shape: str, point: str) -> Any:
-    """The signature to send. Each job's id is the point and the job's name."""
+    """Return the workflow of a shape, to be sent. Each task id is the point and the job's name."""
 
     def make(name: str, *, task: str = "job", **kwargs: Any) -> Any:
         return app.signature(

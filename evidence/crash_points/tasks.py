@@ -1,4 +1,8 @@
-"""The app of the workers: its tasks say on a side connection what they do."""
+"""Build the app of the workers of a lane. Its tasks report each start and end to the proxy on
+a side connection (`proxy.py`), and the proxy writes that to the history.
+
+If a process is killed in a run, the history has a start without an end.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,15 @@ from celery import Celery
 
 from .shapes import REST
 
-#: Stock at its best: late acks, and a look each second for what is overdue (kombu 5.7 and later).
+#: Options of stock Celery for the workers that are harmed: the best for it. With late acks, kombu
+#: (5.7 and later) checks each second for messages whose visibility timeout (10 s) is over.
 VISIBILITY = {
     "visibility_timeout": 10,
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
 }
-#: For the worker that nobody harms: a part that is kept waiting is not taken from it.
+#: Options of stock Celery for the worker without harms. With a short visibility timeout, a part
+#: that waits for a gate would be delivered to it a second time.
 PATIENT = {
     "visibility_timeout": 3600,
     "unacked_key": "unacked_rest",
@@ -29,11 +35,12 @@ PATIENT = {
 
 
 class Failure(Exception):
-    """What the target of an errback fails with."""
+    """The error with which a target fails that has an errback."""
 
 
 def build(env: Mapping[str, str]) -> Celery:
-    """The app from BROKER_URL, SIDE (ours or stock), WITHOUT (safeties taken out), HARMED."""
+    """Build the app from environment variables: BROKER_URL, SIDE (a side, as in `Lane`), WITHOUT
+    (safeties of the package to remove, with commas), HARMED (set for workers that are harmed)."""
     for name in filter(None, env.get("WITHOUT", "").split(",")):
         getattr(import_module("support.apps.without"), name)()
     url = env["BROKER_URL"]
@@ -54,7 +61,8 @@ def build(env: Mapping[str, str]) -> Celery:
 
 
 def _tell(event: str, **more: Any) -> None:
-    """Say it, and go on when it is written down (or, of a gate, when it is open)."""
+    """Send an event to the proxy, and wait until it is written (or, for a gate, until it is
+    open)."""
     line = json.dumps({"event": event, "pid": os.getpid(), **more}).encode()
     with socket.socket(socket.AF_UNIX) as side:
         side.connect(os.environ["EVIDENCE_SIDE"])
@@ -68,7 +76,7 @@ def _add_tasks(app: Celery) -> None:
         self: Any, *given: Any, point: str, name: str, act: str = "", gate: str | None = None
     ) -> str:
         again = "-again" if self.request.retries else ""
-        if again:  # Celery notes that a job is retried after it has sent the retry
+        if again:  # Celery sends a retry first: if that ran now, the state RETRY would follow it
             gate = "settled"
         if gate:
             _tell("gate", point=point, name=name, gate=gate)

@@ -1,4 +1,8 @@
-"""What a history shows. Reads the lines alone: no server, no app, nothing of the package."""
+"""Judge the history of each crash point. Reads the lines only: no server, no app, and no code of
+the package.
+
+`report.py` calls it, after a run or for `--judge`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ Line = dict[str, Any]
 
 
 def by_point(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Return the lines of each point, by its name."""
     points: dict[str, list[Line]] = {}
     for line in lines:
         if "point" in line:
@@ -19,7 +24,8 @@ def by_point(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def trouble(lines: list[Line]) -> list[str]:
-    """What of one point's history its shape does not allow; each by its kind first."""
+    """Return what happened in one point that its shape does not allow; the kind of each trouble is
+    before its colon."""
     shape = SHAPES[lines[0]["shape"]]
     starts = [line for line in lines if line["event"] == "start"]
     runs = [line["name"] for line in starts]
@@ -58,14 +64,16 @@ def trouble(lines: list[Line]) -> list[str]:
 
 
 def _failed_honestly(send: Line, rest: Line) -> set[str]:
-    """Jobs whose failure is told as what it is: Celery fails a job whose result it cannot store, or
-    read, and does so on any broker. Nobody has died then, so nothing is to be recovered."""
+    """Return the jobs that failed with the error of a cut connection. Celery fails a job whose
+    result it cannot store or read, with any broker. No process has died then, so none of this is a
+    job to recover."""
     if send["kind"] != "connection":
         return set()
     return {job for job, error in rest["errors"].items() if "ConnectionError" in error}
 
 
 def _values(shape: Shape, starts: list[Line]) -> list[str]:
+    """Return the troubles of jobs that were called with other values than the shape says."""
     found = []
     for name, wanted in shape.values.items():
         for line in starts:

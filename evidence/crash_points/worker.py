@@ -1,4 +1,4 @@
-"""The app for worker processes: `celery -A evidence.crash_points.worker`."""
+"""Build the app of a worker process. `lane.py` starts `celery -A evidence.crash_points.worker`."""
 
 import os
 
