@@ -1,5 +1,8 @@
-"""Small changes of a source: a statement goes, a condition is turned round, an operator or a
-constant is another."""
+"""Make small changes of a source: drop a statement, negate a condition, replace an operator or a
+constant.
+
+`mutation.py` writes each changed source to a copy of the checkout, and runs the tests.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,27 @@ from typing import Any, NamedTuple
 
 
 class Change(NamedTuple):
+    """One change of a source."""
+
     text: str  # the whole source, changed
     line: int
     old: str  # of the line, or of the expression
     new: str
-    nth: int  # of several that say the same of one line
-    span: range = range(0)  # lines of the function
+    nth: int  # number among the changes with this line, old and new, from 0
+    span: range = range(0)  # lines of the function that is changed
 
     @property
     def told(self) -> dict[str, Any]:
+        """The fields of the change in the results."""
         return {"line": self.line, "old": self.old, "new": self.new, "nth": self.nth}
 
 
-#: In Lua: what is found outside of texts and comments -> what stands there instead.
+#: Lua, outside of strings and comments: operator -> its replacement.
 OPERATORS = {
     "==": "~=", "~=": "==", "<=": "<", ">=": ">", "<": "<=", ">": ">=", "+": "-", "-": "+",
     "and": "or", "or": "and", "true": "false", "false": "true",
 }  # fmt: skip
-#: Words of commands and replies.
+#: Lua, whole strings (of commands and replies) -> their replacement.
 WORDS = {
     "RPUSH": "LPUSH", "LPUSH": "RPUSH", "RPOP": "LPOP", "LPOP": "RPOP", "LT": "GT", "front": "back",
     "HSETNX": "HSET", "-inf": "+inf", "reaped": "running", "0": "1", "1": "0",
@@ -40,6 +46,7 @@ STATEMENT = re.compile(r"\s*(?!for )(redis\.p?call\(|[\w.\[\]# +,]+ = |[a-z]+\([
 
 
 def in_lua(source: str) -> Iterator[Change]:
+    """Yield all changes of a Lua script, line by line. Some do not compile."""
     lines = source.split("\n")
     for at, line in enumerate(lines):
         seen: dict[str, int] = {}
@@ -50,7 +57,8 @@ def in_lua(source: str) -> Iterator[Change]:
 
 
 def _dropped(line: str) -> Iterator[str]:
-    """Whole statements of one line; what is declared is needed."""
+    """Yield an empty line if the line is a whole statement. Declarations are not dropped: the
+    script could not run without them."""
     code = line.split(" --")[0]
     whole = code.count("(") == code.count(")") and code.count("{") == code.count("}")
     if STATEMENT.match(code) and whole and not code.lstrip().startswith(("local ", "return")):
@@ -63,6 +71,7 @@ def _dropped(line: str) -> Iterator[str]:
 
 
 def _turned(line: str) -> Iterator[str]:
+    """Yield the line with each of its conditions negated."""
     if line.lstrip().startswith("--"):
         return
     for found in CONDITION.finditer(line):
@@ -71,6 +80,7 @@ def _turned(line: str) -> Iterator[str]:
 
 
 def _swapped(line: str) -> Iterator[str]:
+    """Yield the line with each operator, number or known string replaced, one at a time."""
     for found in TOKEN.finditer(line):
         token = found.group()
         if token.startswith("--"):
@@ -86,6 +96,7 @@ def _swapped(line: str) -> Iterator[str]:
             yield line[: found.start()] + new + line[found.end() :]
 
 
+#: Python: operator -> its replacement.
 SWAPPED: dict[type, type] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE,
     ast.GtE: ast.Gt, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -94,7 +105,8 @@ SWAPPED: dict[type, type] = {
 
 
 def in_python(source: str) -> Iterator[Change]:
-    """Of the bodies of functions: what stands outside of them is data and names."""
+    """Yield all changes in the functions of a Python source. Code outside of functions is data and
+    names, and is not changed."""
     tree = ast.parse(source)
     seen: dict[tuple[int, str, str], int] = {}
     functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
@@ -114,8 +126,8 @@ def in_python(source: str) -> Iterator[Change]:
 
 
 def _changes(node: Any) -> Iterator[Any]:
-    """Each leaves the node changed, until the first of what it yields is called; the second is the
-    statement that was dropped, if one was."""
+    """Change a node of a syntax tree in each manner, one at a time. Yield a function that undoes
+    the change, which the caller has to call, and the statement that was dropped, or None."""
 
     def put(owner: Any, name: str, value: Any, dropped: ast.stmt | None = None) -> Any:
         before = getattr(owner, name)

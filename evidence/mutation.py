@@ -1,8 +1,10 @@
-"""`python -m evidence mutation`: each line of the scripts, and each branch of the rules, is changed
-once; a test has to fail.
+"""Change each line of the Lua scripts and each branch of the rules, one at a time, and run the
+tests until one fails. A change with which all tests pass is a *survivor*: nothing tests that line.
 
-The changes are made in a copy of the checkout, one after the other, on one core. What survives is
-named, line by line; evidence/results/mutation.md has the score.
+`python -m evidence mutation` runs it, on one core. It changes files in a copy of the checkout only.
+Each survivor is printed; evidence/results/mutation.md has the score. If the program is killed, the
+copy is left in the temporary directory; with `--results`, the next run continues after the last
+change that was tried.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ from evidence.reach import Reached, running, within
 from evidence.warm import LIMIT, Warm
 from support.servers.server import Server
 
-KILLERS = 30  # tests that have found a change of the same file: they are asked first
+KILLERS = 30  # tests, at most, that found an earlier change of the same file: they run first
 
-#: Seconds that tests of one changed line of Python take at most: the shortest of those that run it;
-#: and where these find nothing, the next ones. Most changes are found by the first.
+#: Seconds of tests for one changed line of Python: of the shortest tests that run the line, and, if
+#: all of these pass, of the next ones. The first find most changes.
 MOST_S, REST_S = 45.0, 180.0
 
-#: What is changed -> the tests that fit, the nearest first. One that fails is enough.
+#: Folders of tests, from the nearest to the changed files to the widest.
 STORE, PACKAGE = "tests/integration/store", "celery_superfetch"
 WIDER = ["tests/integration/reaper", "tests/integration/owner", "tests/integration/app"]
 WIDER += ["tests/integration/transport"]
-#: They find most changes of the leases, within a second.
+#: Tests that find most changes of the leases, within a second.
 SCENES = "tests/evidence/test_faults.py::test_a_scene_survives_each_fault_at_each_point"
 STEPS = ["tests/integration/app/test_steps.py", "tests/integration/app/test_steps_of_tasks.py"]
 HANDING_ON = [
     f"tests/evidence/test_{name}.py" for name in ("handed_on", "steps", "streams", "chords", "seen")
 ]
-#: What it takes whole workers to see of the gate: greenlets, want of threads, and broken requests.
+#: Tests of the gate that need whole workers: greenlets, too few threads, and broken requests.
 WORKERS = [
     f"tests/evidence/test_{name}"
     for name in (
@@ -60,7 +62,7 @@ FIRST = "claim ack step requeue recover kill mark heartbeat return_landed park r
 FIRST += " shared"
 REST = "wait leave retry delete trim quiesce lock counters payloads in_flight_counts pages oldest"
 REST += " lost"
-#: The tests of each script that are asked before all others of the store.
+#: Test file of the store -> the scripts for which it runs before all other tests of the store.
 NEAREST = {
     "private_lists": "claim ack requeue return_landed probation payloads",
     "recoveries": "recover counters",
@@ -73,6 +75,7 @@ NEAREST = {
 
 
 def _of(name: str) -> list[list[str]]:
+    """Return the tests of a script, in the order in which they run."""
     nearest = [
         f"{STORE}/test_{tests}.py" for tests, names in NEAREST.items() if name in names.split()
     ]
@@ -84,8 +87,8 @@ LEASES = "lease lost_claims in_flight pending settlement suspect_claims parking 
 LEASES += " lost_ownership executor"
 #: The tests that use the leases as a worker does, in one process.
 USERS = ["tests/integration/transport", "tests/integration/worker"]
-#: Files whose tests run in one process, so that it can be recorded which lines each test runs: of a
-#: changed line only the tests that run it are asked, the shortest first.
+#: File -> its tests, which run in one process, so that it can be recorded which lines each test
+#: runs. For a changed line only the tests that run it are run, the shortest first.
 BY_LINE = {
     **{
         f"{PACKAGE}/owner/in_flight/{name}.py": [
@@ -107,6 +110,7 @@ BY_LINE = {
     ],
 }
 
+#: File to change -> lists of tests, in the order in which they run. One that fails is enough.
 TARGETS = {
     **{f"{SCRIPTS}/{name}.lua": _of(name) for name in FIRST.split()},
     f"{PACKAGE}/model/verdict.py": [["tests/unit/model/test_verdict.py"], WIDER],
@@ -125,11 +129,23 @@ TARGETS = {
 
 
 def main(argv: list[str]) -> int:
+    """Try all changes, print survivors and score, and return the exit code: 0 if at most one change
+    in twenty survives."""
     parser = argparse.ArgumentParser(prog="python -m evidence mutation", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=600, help="after which it ends")
-    parser.add_argument("--seed", help="nothing is random here")
-    parser.add_argument("--only", default="", help="files whose path ends so, with commas")
-    parser.add_argument("--results", type=Path, help="go on with what this file has, and add to it")
+    parser.add_argument(
+        "--minutes", type=float, default=600, help="minutes after which no further change is tried"
+    )
+    parser.add_argument("--seed", help="ignored: nothing is random")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="change only files whose path ends with one of these, separated by commas",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="file of results: its changes are skipped, new results are appended",
+    )
     options = parser.parse_args(argv)
     done = _read(options.results)
     until = monotonic() + options.minutes * 60
@@ -140,7 +156,8 @@ def main(argv: list[str]) -> int:
         left_out = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "benchmarks")
         shutil.copytree(ROOT, copy, ignore=left_out)
         chosen = {path: tests for path, tests in TARGETS.items() if path.endswith(ends)}
-        # Tests of a script are collected once: what is changed is read when it is called.
+        # Tests of scripts are collected once: a script is read when it is called, so a change has
+        # an effect after that. Python is imported when tests are collected, so these are not.
         collected = [[STORE, *WIDER]] if any(path.endswith(".lua") for path in chosen) else []
         with Warm(copy, collected) as of_scripts, Warm(copy, []) as of_rules:
             by_line = [path for path in chosen if path in BY_LINE]
@@ -165,7 +182,19 @@ def _tried(
     warm: Warm,
     reached: list[Reached],
 ) -> Iterator[dict]:
-    source = (copy / path).read_text()  # the checkout may be changed meanwhile
+    """Try each change of a file, and yield its result.
+
+    Arguments:
+        copy: the copy of the checkout.
+        path: the file to change.
+        tests: lists of tests, in the order in which they run.
+        done: results by key: changes that are not tried again.
+        until: when to stop, by the monotonic clock.
+        client: compiles changed scripts.
+        warm: runs tests.
+        reached: the lines that each test runs, for files in ``BY_LINE``.
+    """
+    source = (copy / path).read_text()  # of the copy: the checkout may change meanwhile
     is_lua, by_line = path.endswith(".lua"), path in BY_LINE
     for some in [] if by_line else tests:
         warm.check(some)
@@ -192,10 +221,13 @@ def _tried(
 
 
 def _rounds(tests: list[Reached], earlier: list[str]) -> list[tuple[list[str], float]]:
-    """Return in which order the tests of a line are asked, and how many seconds each round of them
-    may take: of the shortest first those that have found other changes, then the others; then the
-    longer ones. A change is not found if none of these finds it; tests that do not fit into
-    ``MOST_S`` and ``REST_S`` are not asked."""
+    """Return up to three rounds of the tests of a line, in order, and the seconds that each may
+    take.
+
+    First those of the shortest tests that found other changes, then the other short ones, then the
+    longer ones. Tests that do not fit into ``MOST_S`` and ``REST_S`` are not run: a change that
+    only they would find counts as a survivor.
+    """
     shortest = within(tests, MOST_S)
     longer = within(tests[len(shortest) :], REST_S)
     first = sorted((t for t in shortest if t.test in earlier), key=lambda t: earlier.index(t.test))
@@ -207,13 +239,14 @@ def _rounds(tests: list[Reached], earlier: list[str]) -> list[tuple[list[str], f
 
 
 def _killers(path: str, results: Iterable[dict]) -> list[str]:
-    """The tests that have found other changes of a file, the busiest first: the next is mostly
-    found by one of them."""
+    """Return the tests that found other changes of a file, those that found most first: one of them
+    mostly finds the next change as well."""
     found = Counter(r["killed"] for r in results if r["file"] == path and "::" in r["killed"])
     return [test for test, _ in found.most_common(KILLERS)]
 
 
 def _compiles(client: redis.Redis, text: str) -> bool:
+    """Return whether Redis compiles a script."""
     try:
         client.script_load(text)
     except redis.ResponseError:
@@ -222,15 +255,18 @@ def _compiles(client: redis.Redis, text: str) -> bool:
 
 
 def _key(result: dict) -> str:
+    """Return what identifies a change in several runs."""
     return json.dumps([result["file"], result["line"], result["old"], result["new"], result["nth"]])
 
 
 def _read(path: Path | None) -> dict[str, dict]:
+    """Return the results in a file, by key."""
     lines = path.read_text().splitlines() if path and path.exists() else []
     return {_key(result): result for result in map(json.loads, lines)}
 
 
 def _note(path: Path | None, result: dict) -> None:
+    """Print a survivor, and append each result to the file of results."""
     if not result["killed"]:
         print(_said(result), flush=True)
     if path:
@@ -239,13 +275,15 @@ def _note(path: Path | None, result: dict) -> None:
 
 
 def _said(result: dict) -> str:
+    """Return the line that is printed for a survivor."""
     new = result["new"].strip() or "(nothing)"
     left = result.get("not_asked")
-    more = f"  ({left} longer tests that run it were not asked)" if left else ""
+    more = f"  ({left} longer tests of this line were left out)" if left else ""
     return f"{result['file']}:{result['line']}: {result['old'].strip()}  =>  {new}{more}"
 
 
 def _tell(results: Iterable[dict]) -> int:
+    """Print the number of changes and survivors of each file, and return the exit code."""
     rows = list(results)
     made, lived = Counter(r["file"] for r in rows), [r for r in rows if not r["killed"]]
     left = Counter(r["file"] for r in lived)

@@ -1,4 +1,7 @@
-"""Which lines of some files each test runs: a changed line asks only the tests that run it."""
+"""Record which lines of some files each test runs, and select the tests of a line.
+
+`warm.py` records, `mutation.py` selects: for a changed line it runs only the tests that run it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 
 
 class Reached(NamedTuple):
-    """A test, how long it took, and the lines that it ran."""
+    """A test, its duration with the recording, and the lines that it runs."""
 
     test: str
     seconds: float
@@ -22,8 +25,13 @@ class Reached(NamedTuple):
 
 
 class Reach:
-    """A pytest plugin that records what each test reaches, if the test passes. Only what runs in
-    the process of the tests counts, in all its threads; workers that a test starts do not."""
+    """A pytest plugin that records the lines that each passed test runs.
+
+    It records all threads of the process of the tests, but no worker that a test starts.
+
+    Arguments:
+        files: the files whose lines are recorded.
+    """
 
     def __init__(self, files: Iterable[str]) -> None:
         self._files = {str(Path(file).resolve()): file for file in files}
@@ -51,7 +59,7 @@ class Reach:
                 self.reached.append(Reached(item.nodeid, monotonic() - began, lines))
 
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
-        """Trace the lines of a function, if it is of one of the files."""
+        """Return a trace function for the lines of a function, if that is in one of the files."""
         file = self._files.get(frame.f_code.co_filename)
         if file is None:
             return None
@@ -65,8 +73,14 @@ class Reach:
 
 
 def running(reached: Iterable[Reached], file: str, line: int, span: range) -> list[Reached]:
-    """Return the tests that run a line, the shortest first; those that run its function (``span``),
-    if no test runs the line itself: it may be run at the import."""
+    """Return the tests that run a line, the shortest first. If no test runs it (it may run at the
+    import), return those that run its function.
+
+    Arguments:
+        reached: the tests, and the lines that they run.
+        file, line: the line.
+        span: the lines of its function.
+    """
     rows = [(one, set(one.lines.get(file, ()))) for one in reached]
     found = [one for one, lines in rows if line in lines]
     found = found or [one for one, lines in rows if not lines.isdisjoint(span)]
@@ -74,8 +88,8 @@ def running(reached: Iterable[Reached], file: str, line: int, span: range) -> li
 
 
 def within(tests: Iterable[Reached], most_s: float) -> list[Reached]:
-    """Return the first of some tests, as many as take so many seconds together at most; one in any
-    case."""
+    """Return the first tests whose durations add up to ``most_s`` seconds at most; at least one, if
+    there is any."""
     fit: list[Reached] = []
     total = 0.0
     for one in tests:

@@ -1,10 +1,14 @@
-"""Runs tests in forks of a process that has imported and collected them before: nine tenths of what
-one run of a few tests costs. `python -m evidence.warm COUNT`, in the checkout whose tests they are.
+"""Run tests in forks of a process that has imported and collected them before. Import and
+collection are nine tenths of the cost of a few tests.
 
-Reads requests as lines of JSON: tests, files, and seconds. Answers each with the test that fails
-first, or with nothing, and with what each test reaches of the files. What was imported stays so:
-COUNT is how many lists of tests are collected beforehand, those whose code does not change. 0: it
-imports what others have written, and nothing of the checkout.
+`mutation.py` starts `python -m evidence.warm COUNT` in the checkout of the tests (class `Warm`).
+The process reads requests as lines of JSON: tests, files, and a limit in seconds. It answers each
+with pytest's exit code, the test that fails first (or an empty text), and the lines of the files
+that each test runs. It ends when its input ends, and so when the process that started it dies.
+
+A process that has imported a module does not see a later change of it. So COUNT says how many of
+the first requests are only collected: lists of tests whose code does not change. With 0 it imports
+other packages only (Celery, redis, ...), and no code that is tested.
 """
 
 from __future__ import annotations
@@ -30,12 +34,17 @@ from evidence.reach import Reach, Reached
 OPTIONS = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--timeout=60"]
 OTHERS = "celery.app.trace celery.worker kombu.transport.redis redis psutil hypothesis gevent"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", re.MULTILINE)
-LIMIT = 300.0  # seconds after which tests that do not end count as failed
+LIMIT = 300.0  # seconds after which tests that have not ended count as failed
 NO_END = "(no end)"  # stands for the test that fails first
 
 
 class Warm:
-    """The other side: asks such a process. Use as a context manager."""
+    """A process that runs tests in forks, as a context manager.
+
+    Arguments:
+        checkout: its working directory, whose tests it runs.
+        collected: lists of tests that it imports and collects once, at its start.
+    """
 
     def __init__(self, checkout: Path, collected: list[list[str]]) -> None:
         self._process: Any = subprocess.Popen(
@@ -51,29 +60,32 @@ class Warm:
         self._sound: list[list[str]] = []
 
     def check(self, tests: list[str]) -> None:
-        """Raises RuntimeError where tests fail though nothing was changed; runs them once."""
+        """Run tests before anything is changed. Raise RuntimeError if one fails. A list that has
+        passed is not run again."""
         if tests not in self._sound:
             if failed := self.run(tests):
-                raise RuntimeError(f"{failed} fails though nothing was changed: it tells nothing")
+                raise RuntimeError(f"{failed} fails without any change, so it cannot find one")
             self._sound.append(tests)
 
     def run(self, tests: list[str], limit: float = LIMIT) -> str:
-        """The test that fails first; empty where all pass. Raises RuntimeError if they cannot be
-        run. Tests that take more than ``limit`` seconds count as failed."""
+        """Return the test that fails first, or an empty text if all pass. Tests that take more than
+        ``limit`` seconds count as failed. Raise RuntimeError if the tests cannot be run."""
         failed, _ = self._ask(tests, [], limit)
         return failed
 
     def reach(self, tests: list[str], files: list[str]) -> list[Reached]:
-        """Return what each test reaches of some files. A test that fails though nothing was changed
-        is printed, and left out. Raises RuntimeError if none passes."""
+        """Return the lines of some files that each test runs. A test that fails is printed and left
+        out, since nothing was changed yet. Raise RuntimeError if no test passes."""
         failed, reached = self._ask(tests, files, 10 * LIMIT)
         if failed:
-            print(f"left out, for it fails though nothing was changed: {failed}", flush=True)
+            print(f"left out, since it fails without any change: {failed}", flush=True)
         if not reached:
             raise RuntimeError(f"no test of {' '.join(tests)} passes")
         return reached
 
     def _ask(self, tests: list[str], files: list[str], limit: float) -> tuple[str, list[Reached]]:
+        """Send a request to the process, and return its answer. Raise RuntimeError if pytest could
+        not run the tests."""
         print(json.dumps([tests, files, limit]), file=self._process.stdin, flush=True)
         code, failed, reached = json.loads(self._process.stdout.readline())
         if code not in (0, 1, 2):
@@ -89,8 +101,8 @@ class Warm:
 
 
 def _forked(tests: list[str], files: list[str], limit: float) -> tuple[int, str, list[Reached]]:
-    """pytest's exit code, the test that fails first, where it can be told, and what the tests reach
-    of some files."""
+    """Run tests in a fork. Return pytest's exit code, the test that failed first (empty if pytest's
+    output names none), and the lines of some files that each test runs."""
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as rows:
         if (pid := os.fork()) == 0:
             os.dup2(said.fileno(), 1)
@@ -115,7 +127,8 @@ def _forked(tests: list[str], files: list[str], limit: float) -> tuple[int, str,
 
 
 def _exit_code(pid: int, limit: float) -> int | None:
-    """Wait for a process to end; kill it after so many seconds, and return None."""
+    """Wait for a child process to end, and return its exit code. After ``limit`` seconds, kill it
+    and return None."""
     until = monotonic() + limit
     while monotonic() < until:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -128,6 +141,7 @@ def _exit_code(pid: int, limit: float) -> int | None:
 
 
 def main(count: int) -> None:
+    """Answer requests until the input ends. The first ``count`` are collected only."""
     for name in OTHERS.split():
         import_module(name)
     for number, line in enumerate(sys.stdin):
