@@ -110,11 +110,9 @@ SHAPES = {
 }
 
 #: Patterns of keys that may not be left when a workflow has ended: claims, messages that landed or
-#: wait, job histories (by their former name ``recoveries``), and the counts of a chord. (Owner
-#: records stay, and so do results.)
+#: wait, job histories, and the counts of a chord. (Owner records stay, and so do results.)
 LEFT = (
-    r"superfetch:(private|landing|probation|parked|recoveries):",
-    r"superfetch:(chord|step)",
+    r"superfetch:(private|landing|probation|parked|history):",
     r"celery-taskset-meta-.*\.",
     r"unacked",
 )

@@ -76,7 +76,7 @@ class Inbox:
             pytest.fail(f"the worker has ended\n{self.worker.tail()}")
         left = self.db.contents("celery") if self.db.length() else []
         # In this order, since a claim moves a job from the queue to a list that may be new.
-        for key in (*self.db.keys("superfetch:held:*"), *self.db.private_lists()):
+        for key in (*self.db.keys("superfetch:probation:*"), *self.db.private_lists()):
             left += self.db.contents(key)
         assert not left, left[:5]
         return True

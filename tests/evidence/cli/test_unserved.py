@@ -47,8 +47,10 @@ def test_jobs_behind_a_worker_that_serves_them_no_more_are_reported(
     push("aside", "f")
     assert unserved("aside") == "queue aside: 1 job, no worker consumes it"
     # A pass of any worker of the database says since when.
-    worker(queues=["celery"], concurrency=1, options=QUICK)
+    two = worker(queues=["celery"], concurrency=1, options=QUICK)
     eventually(lambda: re.search(r"1 job, oldest [\d.]+ s, no worker", unserved("aside")))
+    two.term()  # its next pass would find the queue again
+    assert two.wait_exit() == 0
 
     said = cli("queue", "forget", "aside").out
     assert "Forgot queue aside." in said

@@ -65,6 +65,9 @@ def program(url: str, keep: Callable[[Any], Any], tmp_path: Path) -> Callable[..
 def nothing_left(bench: Bench) -> bool:
     kinds = ("superfetch:owner", "superfetch:private", "superfetch:host", "superfetch:landing")
     left = {name for name in bench.key_names() if name.startswith(kinds)}
+    # A program that exits while its blocking read waits leaves a tombstone and its owner record, by
+    # which a reaper finds a job that lands late.
+    left -= {f"superfetch:owner:{owner}" for owner in bench.registry.tombstones()}
     assert left == set()
     return True
 
