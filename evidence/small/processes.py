@@ -448,6 +448,26 @@ class Processes(Actor):
             after = self._put(not_carried_out, i, needs_reconcile=due)
             yield Step(f"{what} is lost on its way", after, Harm.LOST_REPLY)
 
+    def _lost_reply_about(
+        self,
+        state: WorldState,
+        after: WorldState,
+        i: int,
+        old: ModelLease,
+        lost: ModelLease,
+        what: str,
+    ) -> Iterator[Step]:
+        """Yield the losses of the reply to a command about one job.
+
+        Arguments:
+            state, after: without the command, and with it.
+            old: the job's lease before the command; ``lost``: after its reply was lost.
+            what: the command, in words.
+        """
+        not_carried_out = self._put_lease(state, i, old, lost)
+        carried_out = self._put_lease(after, i, old, lost)
+        yield from self._lost_reply(not_carried_out, carried_out, i, what)
+
     def _reconcile(self, state: WorldState, i: int, p: Process) -> Step:
         """Make one of the two calls of a reconcile, as ``LostClaims.reconcile``."""
         if p.needs_reconcile == RECONCILE_DUE:
@@ -559,12 +579,8 @@ class Processes(Actor):
         yield Step(what, self._put_lease(after, i, lease, recorded))
         # The reply is read later: the job may begin meanwhile.
         unread = started._replace(has_waiting_note=None, is_pending=True)
-        yield from self._lost_reply(
-            self._put_lease(state, i, lease, unread),
-            self._put_lease(after, i, lease, unread),
-            i,
-            f"p{i}'s start record of {lease.job}",
-        )
+        what = f"p{i}'s start record of {lease.job}"
+        yield from self._lost_reply_about(state, after, i, lease, unread, what)
         # The send itself fails: the start is withdrawn at once.
         withdrawn = self._apply(unread, Event.WITHDRAW)
         yield from self._lost_reply(
@@ -606,12 +622,8 @@ class Processes(Actor):
         yield Step(what, self._put_lease(after, i, old, gone), violation=violation)
         if p.name_state == REGISTERED:
             lost = lease._replace(is_pending=True, move_had_no_reply=True)
-            yield from self._lost_reply(
-                self._put_lease(state, i, old, lost),
-                self._put_lease(after, i, old, lost),
-                i,
-                f"p{i}'s requeue of {lease.job}",
-            )
+            what = f"p{i}'s requeue of {lease.job}"
+            yield from self._lost_reply_about(state, after, i, old, lost, what)
 
     def _park_steps(
         self, state: WorldState, i: int, p: Process, old: ModelLease, lease: ModelLease
@@ -621,12 +633,8 @@ class Processes(Actor):
         yield Step(f"p{i} parks {lease.job}", self._put_lease(after, i, old, gone))
         if p.name_state == REGISTERED:
             lost = lease._replace(is_pending=True, move_had_no_reply=True)
-            yield from self._lost_reply(
-                self._put_lease(state, i, old, lost),
-                self._put_lease(after, i, old, lost),
-                i,
-                f"p{i}'s parking of {lease.job}",
-            )
+            what = f"p{i}'s parking of {lease.job}"
+            yield from self._lost_reply_about(state, after, i, old, lost, what)
         if self.allows(state, Harm.REFUSAL):
             refused = self._apply(lease, Event.REFUSE)
             what = f"the server refuses to park {lease.job} for p{i} (REFUSE)"
@@ -661,12 +669,8 @@ class Processes(Actor):
         yield Step(what, self._put_lease(after, i, old, new))
         if p.name_state == REGISTERED:
             lost = new._replace(is_pending=True, has_waiting_note=None)
-            yield from self._lost_reply(
-                self._put_lease(state, i, old, lost),
-                self._put_lease(after, i, old, lost),
-                i,
-                f"p{i}'s change of the note of {new.job}",
-            )
+            what = f"p{i}'s change of the note of {new.job}"
+            yield from self._lost_reply_about(state, after, i, old, lost, what)
 
     def _ack_steps(
         self, state: WorldState, i: int, p: Process, old: ModelLease, lease: ModelLease
@@ -693,12 +697,8 @@ class Processes(Actor):
             lost = lease._replace(is_pending=True, ack_had_no_reply=True)
             if self.without == "second ack":
                 lost = self._apply(lease, Event.LEAVE)
-            yield from self._lost_reply(
-                self._put_lease(state, i, old, lost),
-                self._put_lease(after, i, old, lost),
-                i,
-                f"p{i}'s ack of {job}",
-            )
+            what = f"p{i}'s ack of {job}"
+            yield from self._lost_reply_about(state, after, i, old, lost, what)
 
 
 def _normal(lease: ModelLease) -> ModelLease:
