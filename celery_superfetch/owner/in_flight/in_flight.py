@@ -252,6 +252,7 @@ class InFlight:
                 self._send_requeues()
 
     def _send_requeues(self) -> None:
+        # Not ``self.flush``, which also makes announcements: the lock may be held here.
         try:
             try:
                 self.pending.flush()

@@ -171,15 +171,16 @@ class PendingLeases:
         The receivers are the user's, and may take long. So the caller must not hold the lock: no
         other thread could claim, start or ack meanwhile.
         """
-        if not self._announcing.acquire(blocking=False):
-            return
-        try:
-            # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
-            # that raises), the next call makes the others.
-            while self._lost:
-                announce(self._lost.popleft(), self.stats)
-        finally:
-            self._announcing.release()
+        # ``_lost`` is checked again after each release: just before it, another thread may add a
+        # job, and not get the lock.
+        while self._lost and self._announcing.acquire(blocking=False):
+            try:
+                # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
+                # that raises), the next call makes the others.
+                while self._lost:
+                    announce(self._lost.popleft(), self.stats)
+            finally:
+                self._announcing.release()
 
     # -- the send
 
