@@ -4,8 +4,8 @@ app's ``beat_schedule``, without changing the user's dictionary.
 ``installation.configure`` calls ``scheduled``, and puts the copy with the entry that it returns
 into the app's settings. When beat reads ``beat_schedule``, what has changed in the user's
 dictionary is first copied. Nothing here is stored on a server, so a death leaves nothing behind. A
-scheduler with a database stores the entry itself. ``migration/beat_rows.py`` deletes that row when
-an app goes back to stock.
+scheduler with a database stores the entry itself; at a rollback to stock Celery
+``migration/beat_rows.py`` deletes that row.
 """
 
 from __future__ import annotations

@@ -110,6 +110,7 @@ class JobSearch(Structure):
     def _in_names(
         self, sought: Sought, places: Sequence[JobPlace], sizes: Mapping[str, int]
     ) -> Search:
+        """Search parked jobs for a task id by their names, some lists in each round trip."""
         pattern = re.sub(rb"([\\*?\[\]^])", rb"\\\1", json.dumps(sought.id).encode()) + b" *"
         jobs: list[SeenJob] = []
         examined = 0

@@ -217,6 +217,8 @@ class Gate(Executor):
         return None
 
     def _take_broadcast(self) -> Any:
+        """Remove the next request, which is of a broadcast, from the queue; return it. It takes a
+        slot."""
         request = self._waiting.popleft()
         # A pool of processes has the slots itself (``pool_slots``). In another pool the next job
         # would wait for a thread, recorded as running, or block the loop until a greenlet ends.
