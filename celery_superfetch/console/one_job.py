@@ -2,8 +2,8 @@
 and the jobs of all states by a part of an id, or of their task's name.
 
 `superfetch jobs show` and the page of a job call ``one_job``, `superfetch jobs find` and the page's
-search call ``find_jobs``. It only reads: a death leaves nothing
-behind. What Redis does not record is not made up: an event without a time has none recorded.
+search call ``find_jobs``. It only reads, so a death leaves nothing behind. What Redis does not
+record is not made up: an event without a time has none recorded.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ ORDER = (RUNNING, RESERVED, PROBATION, PARKED, WAITING, DEAD)
 
 
 def one_job(inspector: Inspector, id: str) -> dict[str, Any]:
-    """Return all jobs with this id (a retry has the id of the first try), what was examined to find
-    them, and the server's time. ``jobs`` is empty if none was found."""
+    """Return the jobs with this id (a retry has the id of the first try) that a limited search
+    finds, what was examined to find them, and the server's time. ``jobs`` is empty if none was
+    found."""
     found = _Finder(inspector, Sought(id))
     jobs = sorted(found.jobs(), key=lambda job: ORDER.index(job["state"]))
     return {
@@ -154,8 +155,8 @@ class _Finder:
         yield from map(self._dead, dead)
 
     def _claimed_meanwhile(self, searched: Sequence[SeenClaim]) -> Iterator[SeenJob]:
-        """Search the jobs that were claimed during the search: such a job came to the private list
-        of its owner after that had been searched, and had left its queue before that was."""
+        """Search the jobs that were claimed during the search. Such a job left its queue before the
+        queue was searched, and reached the private list of its owner after the list was."""
         in_flight_jobs = self.inspector.in_flight_jobs
         owners = [*{**self.owners, **self.inspector.registry.owners()}]  # some have come meanwhile
         # The landing lists come first: a job that has landed is claimed next.

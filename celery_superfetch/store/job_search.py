@@ -1,8 +1,9 @@
 """Finds the jobs of one task id, of one digest, or of a part of an id or of a task's name, wherever
 they are: nothing in Redis is filed under the id or the name of a task.
 
-The console calls it for the page of one job (``console/one_job.py``). A script reads many jobs on
-the server and returns those that were sought. Each search examines a limited number of jobs, and
+The console calls it for one job, and for a search by a part (``console/one_job.py``). A script, or
+ZSCAN for the ids of parked jobs, compares many jobs on the server and returns those that were
+sought. Each search examines a limited number of jobs, and
 says how many. It writes nothing: if the process dies, nothing has to be repaired.
 """
 
@@ -26,11 +27,11 @@ from .in_flight_jobs import (
     SeenJob,
 )
 
-FOUND_MOST = 20  # jobs of each kind of place that a search returns about at most
+FOUND_MOST = 20  # jobs of a kind of place after which a search asks for no more
 CLAIMS_SEARCHED = 20_000  # claims that a search examines at most
 DEAD_SEARCHED = 10_000  # dead jobs that it examines at most, the newest
 LIST_SEARCHED = 500  # jobs of a queue list that it examines at most, those that are next
-PARKED_SEARCHED = 100_000  # parked jobs that it examines for a task id, and no list beyond that
+PARKED_SEARCHED = 100_000  # parked jobs compared with a task id, after which no round trip is made
 PARKED_LISTS_AT_ONCE = 100  # lists of parked jobs that are scanned in one round trip
 SEARCHES_PER_SCRIPT = 500  # claims, or lists, of one script
 #: Bytes of jobs after which a script examines no further job. They take the server some 3 ms.
@@ -67,7 +68,7 @@ class Search(NamedTuple):
 
 
 class JobSearch(Structure):
-    """A search for the jobs of one id."""
+    """A search for jobs by their id, their digest, or a part of an id or of a task's name."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)

@@ -19,10 +19,9 @@ ITEMS_SAMPLED = 20  # items of one key from which the server extrapolates its si
 class KindUse(NamedTuple):
     """The memory of the keys of one kind."""
 
-    bytes: int | None  # None: the server refused the size of each
-    #: The largest of them: its queue list or owner, and its bytes; empty if it has neither.
-    largest: str
-    largest_bytes: int
+    bytes: int | None  # of the measured keys together; None: the server refused all of them
+    largest: str  # queue list or owner of the largest measured key; empty if it has neither
+    largest_bytes: int  # 0: no key has a size
     measured_count: int  # keys whose size the server returned, or that do not exist
     key_count: int
 

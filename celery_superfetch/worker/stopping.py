@@ -1,5 +1,5 @@
-"""The stop of a worker: it starts no more jobs, and jobs that have not started are requeued at
-once.
+"""The stop of a worker: it starts no more jobs, and jobs that have not started are requeued within
+half a second.
 
 A worker is one *owner* (the identity under which it claims jobs) in each database from which it
 consumes. ``Stopper`` marks them as stopping, and its thread requeues their jobs. ``_on_cold`` runs
@@ -47,11 +47,11 @@ from ..transport.channel import Channel
 
 logger = one_line_each(get_logger(__name__))
 
-#: Seconds after which a signal is sent again, if it came while the main thread held a lock.
+#: Seconds after which a signal is sent again, if Celery's handler would deadlock now.
 SIGNAL_RETRY_S = 0.05
-#: Seconds for which a cold shutdown waits until jobs are written to their processes. A pipe has
-#: room for most jobs, so that a write takes microseconds; a process that reads nothing for so long
-#: hangs.
+#: Seconds from the first signal of a cold shutdown until which jobs may still be written to their
+#: processes. A pipe has room for most jobs, so that a write takes microseconds; a process that
+#: reads nothing for so long hangs.
 WRITES_S = 1.0
 FLAGS_CHECK_S = 0.5  # s between two checks of the flags that Celery's signal handlers set
 
@@ -82,9 +82,9 @@ def is_stopping(owner: Owner) -> bool:
 
 
 class Stopper(threading.Thread):
-    """A thread that requeues the jobs that have not started as soon as the worker is stopping. The
-    consumer's own thread may be busy for hours (solo), wait for a slot (gevent) or sleep in a
-    signal handler (soft shutdown)."""
+    """A thread that requeues the jobs that have not started, within ``FLAGS_CHECK_S`` after the
+    worker began to stop. The consumer's own thread may be busy for hours (solo), wait for a slot
+    (gevent) or sleep in a signal handler (soft shutdown)."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(name="superfetch-stopper", daemon=True)

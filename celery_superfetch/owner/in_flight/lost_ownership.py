@@ -1,11 +1,12 @@
 """The announcement that this process has lost the ownership of a job: in the log, in the counters
 and by a signal.
 
-``PendingLeases.announce_lost`` calls it, for the jobs whose acks found no claim, the running jobs
-of an owner that was declared dead, and those whose recovery by ``Settlement`` found no claim. In a
-worker the maintenance thread does so, or the thread in which an owner leaves; in a plain consumer
-its own thread. By then the claim is gone from the server, or a reaper is about to move the job. If
-the process dies before the announcement or in the middle, only the announcement is missing.
+``PendingLeases.announce_lost`` calls ``announce`` for jobs of three kinds: those whose ack found no
+claim; those that ran when their owner was declared dead; and those whose recovery by ``Settlement``
+found no claim. In a worker the maintenance thread does so, or the thread in which an owner leaves;
+in a plain consumer its own thread. By then the claim is gone from the server, or a reaper is about
+to move the job. If the process dies before the announcement or in the middle, only the announcement
+is missing.
 """
 
 from __future__ import annotations

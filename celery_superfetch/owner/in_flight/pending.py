@@ -94,7 +94,7 @@ class PendingLeases:
         self._scripts = database.scripts
         self._pipeline = Pipeline(self._scripts)
         self._pid = own_pid()
-        self._pending: dict[Lease, None] = {}  # in the order in which they are sent
+        self._pending: dict[Lease, None] = {}  # in the order in which they were added
         self._unanswered: list[Lease] = []  # sent without a reply: the next send has them first
         self._parks_from = 0.0  # after the server refused a park, none is sent before (monotonic s)
         self._is_sending = False
@@ -122,8 +122,8 @@ class PendingLeases:
         return self._pipeline.has_unread
 
     def add(self, lease: Lease) -> None:
-        """Add a lease. The next send reports the state that the lease has then (see
-        ``_commands_for``), after the leases that were added before."""
+        """Add a lease. The next send reports the state that the lease has then, among the leases of
+        the same kind of command in the order in which they were added (see ``_commands_for``)."""
         self._pending.pop(lease, None)
         self._pending[lease] = None
 
@@ -369,9 +369,9 @@ class PendingLeases:
         self._drop_moved(some, reply, State.RETURNING)
 
     def _drop_moved(self, some: Sequence[Lease], missing: Iterable[int], state: State) -> None:
-        """Forget jobs whose move was answered; all of them have left this process. The ``missing``
-        ones (positions from 1) did not move, since their claims were gone: ``LostJobs`` examines
-        them later, but not a job that was acked meanwhile and so is no longer in ``state``."""
+        """Forget jobs whose move was answered: none of them is this process's any more. The claims
+        of the ``missing`` ones (positions from 1) were gone before: ``LostJobs`` examines these
+        later, but not a job that was acked meanwhile and so is no longer in ``state``."""
         numbers = {*missing}
         for number, lease in enumerate(some, 1):
             if number in numbers and lease.state is state:
