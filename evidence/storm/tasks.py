@@ -219,8 +219,11 @@ def _stop(main: int, how: str) -> None:
         return  # the main process has ended, and its pid may belong to another process
     name, _, more = how.partition(" ")
     name = name.rstrip(",")
-    for pid in {main, os.getpid()} if more == "to both" else {main}:
-        os.kill(pid, signal.Signals[f"SIG{name}"])
+    os.kill(main, signal.Signals[f"SIG{name}"])
+    if more == "to both" and main != os.getpid():
+        # After the main process, never before it: the signal ends this process at once, and the
+        # main process would get none. The run would be that of a job that kills its process.
+        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
     if more == "twice":
         time.sleep(0.2)
         os.kill(main, signal.SIGINT)
