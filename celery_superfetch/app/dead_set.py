@@ -49,8 +49,9 @@ class Retried:
     id: str  #: its id in the dead set; what the caller gave, if no job was found
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
-    #: The queue list (the Redis list of one queue and priority) that it is on, or could not be put
-    #: on; None if the job was not found, left meanwhile, or another retry has locked it.
+    #: The queue list (the Redis list of one queue and priority) that it was put on, or with an
+    #: ``error`` was to be put on. None: no such job was found, it left the dead set meanwhile, or
+    #: another retry has locked it.
     queue: str | None = None
     #: The reason why it is still in the dead set, or gone; None if it is on its queue.
     error: str | None = None
@@ -110,7 +111,8 @@ class DeadSet(store.DeadSetStore):
 
     def retry(self, job: DeadJob | str, to: str | None = None) -> Retried:
         """Put one job back at the end of its queue, or of another (``to``), in its old priority.
-        Its counters begin at 0 again, and its stored result is deleted unless it is a SUCCESS.
+        Its strikes, recoveries and stops begin at 0 again, and its stored result is deleted unless
+        it is a SUCCESS.
 
         Arguments:
             job: a job, or its id, or Celery's id of the task, or the start of either.

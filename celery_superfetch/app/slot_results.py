@@ -22,7 +22,9 @@ from ..store.redis.slots import address_of, slot_of
 
 
 class RedisBackend(redis.RedisBackend):
-    """Celery's own backend, whose connections find the node that serves the slot.
+    """Celery's own Redis backend on a Redis Cluster. The name in braces in the prefix puts all
+    results into one hash slot; the connections find the node that serves this slot. A second URL,
+    after ``;``, is another node of the cluster, in case the first one is away.
 
     >>> app.conf.result_backend = "celery_superfetch:RedisBackend+redis://one/0;redis://another/0"
     >>> app.conf.result_backend_transport_options = {"global_keyprefix": "{shop}:"}

@@ -86,16 +86,16 @@ NO_PROGRESS = Progress()
 class DeadJob:
     """A dead-lettered job."""
 
-    id: str  #: its name in the dead set
+    id: str  #: its id in the dead set
     payload: bytes  #: the message, as its producer sent it
     queue_list: str  #: the list of its queue, with kombu's suffix for a priority other than 0
-    reason: str  #: why it was dead-lettered: mostly why its last owner lost it
+    reason: str  #: why it was dead-lettered; for most jobs the reason of the last lost run
     task: str | None  #: name of its task; None if the payload does not say
     task_id: str | None  #: Celery's id of the task; None if the payload does not say
     app_name: str  #: name of its last owner's Celery app; empty outside Celery
     node: str  #: Celery's name of its last owner; empty outside Celery
     owner: str  #: its last owner, the worker that had claimed it: ``host|pid|nonce``
-    strikes: int  #: recoveries that may have been its own fault
+    strikes: int  #: number of its recoveries that may have been its own fault
     recoveries: int  #: number of times that an owner lost it, the last one included
     #: Its lost runs, the oldest first; the last one led to the dead set. Each has ``owner``,
     #: ``reason``, ``strike`` (``exact``, ``suspect`` or empty) and ``at`` (s, server's clock).

@@ -112,16 +112,17 @@ class Recovery:
     node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
     history: tuple[Mapping[str, Any], ...] = ()  #: earlier recoveries, as in `DeadJob`
     limit: int | None = None  #: strikes at which it is dead-lettered; None: never
-    #: 0: it does not go on probation. Otherwise the number of its next solo run (its next run in
-    #: isolation): 1, and 1 more for each suspect strike since it went on probation.
+    #: Number of its next solo run (a run in isolation): 1 when it goes on probation, then 1 more
+    #: for each suspect strike. 0: it does not go on probation.
     solo_runs: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
-    parsed: bool = True  #: False if the payload is no message, or Celery cannot receive it
+    parsed: bool = True  #: False if the payload is no message that kombu could deliver
     counted: bool = False  #: an earlier call has counted it and recovered the job (see ``latest``)
     stops: int = 0  #: runs that were cut short because their worker was stopping, with this one
     stop_limit: int | None = None  #: stops at which it is dead-lettered; None: never
-    deaths_alongside: int = 0  #: deaths of its owner while it ran alongside others, with this one
+    #: Number of owners that died while it ran alongside other jobs, with this one.
+    deaths_alongside: int = 0
     is_own_loss: bool = False  #: its own pool process was lost, and its owner lives
     first_claimed: int = 0  #: when it was claimed for the first time (s, by its owner's clock)
     #: It is dead-lettered before any run: its task is unknown, or it cannot be received or read.
@@ -220,7 +221,8 @@ class Recovery:
 
     @property
     def met_too_many_deaths(self) -> bool:
-        """True if ``deaths_alongside`` has reached 20 and the strike limit (None: never)."""
+        """True if ``deaths_alongside`` has reached both 20 and the strike limit; False if there is
+        no strike limit."""
         most = self.limit and max(self.limit, DEATHS_ALONGSIDE)
         return most is not None and self.deaths_alongside >= most
 
