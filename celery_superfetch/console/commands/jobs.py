@@ -130,7 +130,8 @@ def jobs_revoke(
     """Revoke jobs: workers discard them. Running jobs continue, unless --terminate is set.
 
     Name the jobs by their Celery task ids, or select them with filters, up to 20,000. Workers keep
-    revoked task ids in memory, and forget them when all restart, unless they use --statedb.
+    the latest 50,000 revoked task ids in memory, for three hours or longer. They forget all ids
+    when all workers restart, unless they use --statedb. A job that waits longer than that runs.
     """
     conditions = {name: value for name, value in which.items() if value is not None}
     if ids and conditions:
