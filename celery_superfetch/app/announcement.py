@@ -106,8 +106,8 @@ class Announcement:
         if job is None:
             logger.warning(
                 "Failure notification has no effect (dead_id=%s): the job is no longer in the dead "
-                "set (it was retried, deleted or dropped at a limit meanwhile). Unless it was "
-                "retried, inform its caller yourself.",
+                "set (it was retried, deleted or dropped at a limit meanwhile). Its caller may "
+                "not have been informed: unless the job was retried, do it yourself.",
                 self.title,
             )
             return
@@ -115,9 +115,9 @@ class Announcement:
             # If such a notice had an effect, any producer could send one and so run the errbacks of
             # other jobs again.
             logger.warning(
-                "Failure notification has no effect (task_id=%s, dead_id=%s): the caller of that "
-                "job was informed before, or another notification informs it. If this repeats, "
-                "find the program that sends them.",
+                "Failure notification has no effect (task_id=%s, dead_id=%s): the caller of this "
+                "dead job was informed before, or another notification is to do it. If such "
+                "notifications repeat, find the program that sends them.",
                 one_line(self.notice_id),
                 self.title,
             )
@@ -180,8 +180,8 @@ class Announcement:
         if self.careful:
             logger.error(
                 "The failure notification for dead job %s killed its process repeatedly: only "
-                "the result is stored now, without errbacks, chord, chain and receivers. Find "
-                "which of them, or the message's body, kills the process.",
+                "the result is stored now, without errbacks, chord, chain and receivers. Find out "
+                "which of these kills the process; it may also be the message's body.",
                 self.title,
             )
             return
@@ -291,7 +291,8 @@ class Announcement:
                 monitors.send("task-failed", uuid=self.request.id, name=self.request.task, **fields)
         except Exception as exc:
             logger.warning(
-                "Event task-failed was not sent (%s): monitors miss one failure. Jobs "
-                "are not affected.",
+                "Event task-failed of dead job %s was not sent (%s): monitors miss this failure. "
+                "Jobs are not affected.",
+                self.title,
                 exc,
             )

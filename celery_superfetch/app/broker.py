@@ -47,7 +47,8 @@ class Connection(kombu.Connection):
         if not issubclass(cls, Transport):
             warn_once(
                 f"celery_superfetch has no effect: the broker is {name!r}, not Redis or Valkey. "
-                "Jobs have only the guarantees of that broker."
+                "Jobs have only the guarantees of that broker. Let broker_url name Redis or "
+                "Valkey, or remove install()."
             )
         return cls
 

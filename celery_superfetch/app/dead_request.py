@@ -69,7 +69,7 @@ def request_of(app: Celery, job: DeadJob, *, with_body: bool = True) -> Context:
         logger.warning(
             "The body of dead job %s[%s] cannot be decoded: its failure is stored, but its "
             "errbacks do not run, and its chord and chain do not learn of it. The traceback "
-            "follows; inform those that wait for it.",
+            "follows; inform the callers that wait for this job.",
             one_line(str(job.task)),
             one_line(str(job.task_id)),
             exc_info=loggable(error),

@@ -86,9 +86,9 @@ def end_forked_child(worker_pid: int) -> None:
     if own_pid() != worker_pid:
         try:
             logger.warning(
-                "A process that a signal receiver or a gevent job forked came into the worker's "
-                "loop (pid=%d, worker_pid=%d): it was ended, and the worker continues. Make such a "
-                "process end with os._exit(); under gevent, before it waits for anything.",
+                "A forked process came into the worker's loop (pid=%d, worker_pid=%d): a signal "
+                "receiver or a gevent job had forked it. It was ended, and the worker continues. "
+                "End such a process with os._exit(); under gevent, before it waits for anything.",
                 own_pid(),
                 worker_pid,
             )
@@ -111,7 +111,7 @@ def _end(job: Sequence[Any], status: int) -> None:
         name, id = [*job, "", ""][:2]
         logger.warning(
             "Job %s[%s] forked a process that returned into the worker (pid=%d, status=%d): that "
-            "process was ended, and the job continues. Make a process that a task forks end with "
+            "process was ended, and the job continues. In the task, end each forked process with "
             "os._exit().",
             name,
             id,

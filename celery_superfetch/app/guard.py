@@ -47,8 +47,9 @@ def guard_of(app: Celery) -> Callable[..., Decision]:
         else:
             return decision
         logger.warning(
-            "Job %s reached its limit (%s) but was recovered, not moved to the dead set: %s. It "
-            "is moved there when a worker of its own app recovers it: keep one running.",
+            "Job %s reached its limit (%s) but was not moved to the dead set, and runs again: %s. "
+            "It is moved there when a worker of its own app recovers it: keep such a worker "
+            "running.",
             recovery.title,
             strike_summary(recovery.strikes, recovery.recoveries, recovery.stops),
             stranger,

@@ -58,8 +58,8 @@ def patiently(call: Callable[[], T], action: str) -> T:
             if time.monotonic() - began > PATIENCE_S:
                 raise NotSent(trouble) from exc
             logger.warning(
-                "%s: Redis refuses it. Tried again every second; check its memory, "
-                "disk and replicas.",
+                "%s: Redis refuses the command. Tried again every second. Check the memory, disk "
+                "and replicas of Redis.",
                 trouble,
             )
             time.sleep(PAUSE_S)

@@ -143,8 +143,8 @@ def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
             # If sending the body raises, Celery deletes the chord, and no later run can complete
             # it.
             logger.warning(
-                "%s: Redis does not accept it. Tried again every second; check its "
-                "memory, disk and replicas.",
+                "%s: Redis does not accept it. Tried again every second. Check whether Redis "
+                "answers, and its memory, disk and replicas.",
                 trouble,
             )
             time.sleep(PAUSE_S)

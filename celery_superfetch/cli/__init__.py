@@ -22,8 +22,8 @@ __all__ = ["superfetch"]
     SECONDS,
     0.0,
     "SECONDS",
-    "First watch silent workers on other hosts, for at most this long: without it they are not "
-    "declared dead.",
+    "First watch silent workers on other hosts, for at most this long. Without this option none of "
+    "them is declared dead.",
 )
 @click.option("--dry-run", is_flag=True, help="Only report; change nothing.")
 def reap(session: Session, full: bool, wait: float, dry_run: bool) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def dead() -> None:
     """Work with the jobs in the dead set.
 
-    ID is a job's id or its Celery task id, or the start of either.
+    ID is a job's id in the dead set or its Celery task id, or the start of either.
     """
 
 
@@ -42,10 +42,14 @@ CONDITIONS = (
     click.option("--queue", help="Only jobs of this queue; * matches anything."),
     click.option("--reason", help="Only jobs with this text in their reason."),
     click.option(
-        "--older-than", type=age, help="Only jobs moved to the dead set longer ago: 15m, 36h, 7d."
+        "--older-than",
+        type=age,
+        help="Only jobs moved to the dead set longer than AGE ago, such as 15m, 36h or 7d.",
     ),
     click.option(
-        "--newer-than", type=age, help="Only jobs moved to the dead set since then: 15m, 36h, 7d."
+        "--newer-than",
+        type=age,
+        help="Only jobs moved to the dead set within the last AGE, such as 15m, 36h or 7d.",
     ),
 )
 
@@ -101,7 +105,7 @@ def dead_list(session: Session, first: int, count: int, wide: bool, **conditions
 def dead_show(session: Session, id: str) -> None:
     """Show one dead job with its arguments and its history.
 
-    ID is the job's id or its Celery task id, or the start of either.
+    ID is the job's id in the dead set or its Celery task id, or the start of either.
     """
     job = session.dead_set.get(id).as_dict()
     session.say(job, lambda: session.tables.dead_job(_shown(session, job)))
@@ -132,9 +136,9 @@ def dead_retry(
 ) -> None:
     """Requeue dead jobs as new ones, without strikes.
 
-    Name the jobs by ID (a job's id or its Celery task id, or the start of either), or select them
-    with filters, or use --all. It asks before it acts on jobs that filters or the start of an ID
-    selected; with --yes each ID has to be whole.
+    Name the jobs by ID (a job's id in the dead set or its Celery task id, or the start of either),
+    or select them with filters, or use --all. The command asks for confirmation, unless you name
+    all jobs by whole IDs. With --yes it does not ask, and each ID has to be whole.
     """
     from ..app.dead_set import Retried
     from ..model.arguments import printable
@@ -223,8 +227,8 @@ def _say_retried(session: Session, done: Sequence[Retried], each: bool) -> None:
 def dead_delete(session: Session, ids: tuple[str, ...], yes: bool, **conditions: Any) -> None:
     """Delete dead jobs for good.
 
-    Name the jobs by ID (a job's id or its Celery task id, or the start of either), or select them
-    with filters; `dead purge` deletes all. With --yes each ID has to be whole.
+    Name the jobs by ID (a job's id in the dead set or its Celery task id, or the start of either),
+    or select them with filters; `dead purge` deletes all. With --yes each ID has to be whole.
     """
     from ..app.dead_set import GONE_MEANWHILE
     from ..model.arguments import printable, task_title

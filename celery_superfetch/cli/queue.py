@@ -68,8 +68,8 @@ def pause(session: Session, name: str, force: bool) -> None:
             session.tables.line(f"Queue {name} is paused already{since}{who}: {concern}.")
         if concern.workers:
             session.tables.line(
-                f"Each worker starts no job of it from its next heartbeat on, within "
-                f"{concern.seconds:g} s; jobs that run continue."
+                "Workers start no further job of it, each worker from its next heartbeat on, "
+                f"within {concern.seconds:g} s. Running jobs continue."
             )
         session.tables.line(f"End it with `{humanize.command()} queue resume {shlex.quote(name)}`.")
 
@@ -153,8 +153,9 @@ def forget(session: Session, name: str) -> None:
         entry.end("forgotten" if is_known else "the queue was unknown")
     if not is_known:
         raise click.ClickException(
-            f"Queue {name} is unknown: no worker left it within 7 days, and no reap pass has "
-            "seen a job on it. Check the name with `status`."
+            f"Queue {name} is unknown: no worker has consumed it within 7 days (or it was "
+            "forgotten already), and no reap pass has seen a job on it. Check the name with "
+            "`status`."
         )
 
     def say() -> None:

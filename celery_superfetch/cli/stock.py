@@ -42,7 +42,12 @@ _wait = quantity(
 
 
 @command(superfetch, "migrate")
-@click.option("--force", is_flag=True, help="Continue although stock consumers are connected.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Continue although stock consumers are connected: a job that one of them still holds runs "
+    "twice.",
+)
 @click.option(
     "--queue",
     "otherwise",
@@ -54,8 +59,8 @@ _wait = quantity(
 def migrate(session: Session, wait: float, **options: Any) -> None:
     """Requeue the jobs that stock workers have left unacked.
 
-    They go to the front of their queues, the oldest first. The command refuses while a stock worker
-    may still hold them.
+    A stock worker is one without celery_superfetch. The jobs go to the front of their queues, the
+    oldest first. The command refuses while a stock worker may still hold them.
     """
     from ..app.queues import routes_of, unacked_of
     from ..migration.from_stock import take_over

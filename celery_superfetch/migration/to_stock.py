@@ -143,8 +143,8 @@ class Rollback:
         elif not verdict.dead and self.registry.last_heartbeat(owner) is not None:
             report.errors += 1
             logger.error(
-                "Worker not rolled back (owner=%s): it has just sent a heartbeat. Stop "
-                "it, or run the rollback again.",
+                "Worker not rolled back (owner=%s): it has just sent a heartbeat, so its jobs in "
+                "flight were not requeued. Stop it, and run the rollback again.",
                 owner,
             )
 

@@ -44,7 +44,7 @@ HEAD_BYTES = 4096  # bytes that are kept of a message that is too long to be kep
 
 CUT = (
     "only the first bytes of job {!r} were kept (its message had {:,} bytes), so it cannot be "
-    "retried. Publish it again at its sender, and delete it"
+    "retried. Publish it again from its sender, then delete this dead job"
 )
 
 
@@ -302,7 +302,7 @@ class DeadFilter:
                 )
         if older is not None and newer is not None and older >= newer:
             raise BadFilter(
-                f"the filters exclude each other: a job died either more than {older:g} s ago or "
+                f"the filters exclude each other: no job died both more than {older:g} s ago and "
                 f"less than {newer:g} s ago"
             )
 

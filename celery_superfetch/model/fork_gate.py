@@ -135,8 +135,8 @@ def _log_stuck(thread: int) -> None:
     names = {known.ident: known.name for known in threading.enumerate()}
     logger.error(
         "Thread %s has been in code of the app or of a library for %g s (a result backend, a "
-        "signal receiver). Forks no longer wait for it, so a child that needs one of its locks "
-        "may hang. See where the thread hangs (py-spy dump --pid %d), and set a timeout there.",
+        "signal receiver). New processes are forked without waiting for it, and may hang on a lock "
+        "that it holds. See where it hangs (py-spy dump --pid %d), and set a timeout there.",
         names.get(thread, thread),
         FORK_WAIT_MAX_S,
         os.getpid(),

@@ -350,8 +350,9 @@ class Owner:
         if exc := self._try(settle, 2):
             logger.warning(
                 "Acks and requeues were not sent when a channel closed (owner=%s): %s. The jobs "
-                "stay in Redis, in this worker's private list, until Redis answers, or until "
-                "another worker recovers them and they run again. Check Redis.",
+                "stay in Redis, in this worker's private list, until Redis answers. If another "
+                "worker recovers them first, they run again, also those that had ended. Check "
+                "Redis.",
                 self.name,
                 exc,
             )

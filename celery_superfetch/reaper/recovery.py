@@ -134,8 +134,8 @@ def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
     dead = DeadJob.of(recovery, outcome.dead_id.decode())
     # ``counted``: the job was recovered before, and its next claim found it over a limit.
     logger.error(
-        "Job %s moved to the dead set%s after %s (queue=%s, owner=%s): %s. `%s dead show %s` says "
-        "why; once that is fixed, `dead retry` requeues it.",
+        "Job %s moved to the dead set%s after %s (queue=%s, owner=%s): %s. `%s dead show %s` shows "
+        "its history; once the cause is fixed, `dead retry` requeues it.",
         recovery.title,
         " before it ran again," if recovery.counted else "",
         strike_summary(recovery.strikes, recovery.recoveries, recovery.stops),

@@ -76,9 +76,9 @@ class PausedQueues(Structure):
         [kind] = self._at_once([("TYPE", key)])
         if kind not in (b"hash", b"none"):
             logger.warning(
-                "Key %s was deleted: it must hold the paused queues, and was a %s. Earlier pauses "
-                "are gone: pause those queues again. Find the program that writes to superfetch "
-                "keys.",
+                "celery_superfetch deleted key %s: it must hold the paused queues, and was a %s. "
+                "Earlier pauses are gone: pause those queues again. Find the program that writes "
+                "to superfetch keys.",
                 key,
                 kind.decode(),
             )

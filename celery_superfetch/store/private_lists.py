@@ -202,10 +202,11 @@ class PrivateLists(Structure):
                 raise
             # As the scripts do: a key that another program wrote counts as no history.
             logger.warning(
-                "Key %s was deleted: it must hold a job's history, and was of another "
-                "type. The job's strikes count from 0 again. Find the program that "
+                "celery_superfetch deleted key %s: it must hold a job's history, and was of "
+                "another type. The strikes of job %s count from 0 again. Find the program that "
                 "writes to superfetch keys.",
                 key,
+                job.title,
             )
             self.client.delete(key)
             self._mark(key)

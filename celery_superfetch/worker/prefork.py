@@ -235,7 +235,7 @@ def unpickle_or_end(child: Any, stream: Any) -> Any:
         return pickle.load(stream)
     except (Exception, SystemExit) as error:  # raised, it would end the worker
         logger.error(
-            "A pool process was killed since it sent a result that cannot be unpickled (pid=%d): "
+            "A pool process was killed because it sent a result that cannot be unpickled (pid=%d): "
             "%s. Its job is recovered with a strike. Fix what the task returns or raises.",
             child.pid,
             describe(error),

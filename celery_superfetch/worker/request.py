@@ -304,7 +304,8 @@ class LeasedRequest(Request):
             if not isinstance(pool, solo.TaskPool):
                 self._already_cancelled = False
                 logger.warning(
-                    "Job %s cannot be ended, since it runs in a thread. The worker waits for it.",
+                    "Job %s cannot be ended, since it runs in a thread. The worker waits until it "
+                    "ends.",
                     self.title,
                 )
                 return

@@ -19,6 +19,7 @@ from typing import Any
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from ..model.humanize import command
 from ..model.job import eta_of
 from ..model.log_text import one_line_each
 from ..owner.owner import Owner
@@ -43,9 +44,10 @@ def park_if_due_later(message: Any) -> bool:
     if due - time() > FAR_ETA_S:
         logger.warning(
             "Job %s is scheduled for the year %d, and waits in Redis until then. If that is an "
-            "error of its sender, revoke it; `superfetch jobs --state scheduled` lists such jobs.",
+            "error of its sender, revoke it; `%s jobs --state scheduled` lists such jobs.",
             delivery.job.title,
             gmtime(due).tm_year,
+            command(),
         )
     return True
 

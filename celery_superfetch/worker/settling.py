@@ -134,7 +134,8 @@ def _recover(request: Any, error: BaseException, kind: str) -> None:
     delivery, app = request.delivery, request.app
     logger.error(
         "Job %s ended, but its outcome could not be recorded: it runs again, up to its strike "
-        "limit. Fix the task's own Request class, or what else raised this error.",
+        "limit. Fix the code that raised this error, such as the task's own Request class; the "
+        "traceback follows.",
         request.title,
         exc_info=error,
     )

@@ -129,7 +129,8 @@ class Discards:
         logger.log(
             logging.DEBUG if returns else logging.WARNING,
             "Job %s waits for %d s or more, and then returns to its queue: %s on this worker. "
-            "Worker %s has other tasks, and may run it.",
+            "Worker %s has other tasks, and may run it. During a deploy no action is needed; "
+            "otherwise deploy the same code to all workers of the queue.",
             delivery.job.title,
             pause,
             here,

@@ -39,8 +39,8 @@ SERIES_STYLES: Mapping[str, Style] = {"failed": YELLOW, "recovered": YELLOW, "ki
 def charts(session: Session, hours: int, queue: str | None) -> None:
     """Show charts of runs, recoveries and waiting jobs.
 
-    It shows how many jobs finished, failed, were recovered, were dead-lettered and waited over
-    time, and how long recoveries took. Read-only.
+    It shows over time how many jobs finished, failed, were recovered, were moved to the dead set
+    and waited, and how long recoveries took. Read-only.
     """
     document = charts_of(session.inspector, hours, queue)
     session.say(document, lambda: print_charts(session.tables, document))

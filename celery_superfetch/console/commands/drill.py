@@ -25,7 +25,11 @@ SLEEP = Seconds(5, DRILL_MAX_S)
 @quantity("--jobs", click.IntRange(1, 1000), 4, "N", "Send this many jobs.")
 @quantity("--seconds", SLEEP, 60, "SECONDS", "Let each job run for this long.")
 @quantity("--wait", Seconds(1), 120, "SECONDS", "Wait at most this long for each step.")
-@click.option("--others-too", is_flag=True, help="Also kill a worker that runs other jobs.")
+@click.option(
+    "--others-too",
+    is_flag=True,
+    help="Also kill a worker that runs other jobs, which are cut short.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @in_session
 def drill(

@@ -48,7 +48,11 @@ MANY_JOBS = 1000
 @click.option("--queue", help="Only jobs of this queue; * matches anything.")
 @click.option("--task", help="Only jobs of this task; * matches anything.")
 @click.option("--node", help="Only jobs of this worker; * matches anything.")
-@click.option("--longer", type=age, help="Only jobs that have run for longer: 90s, 10m, 2h.")
+@click.option(
+    "--longer",
+    type=age,
+    help="Only jobs that have run for longer than AGE, such as 90s, 10m or 2h.",
+)
 @click.option(
     "--sort",
     type=click.Choice(SORTS),
@@ -97,9 +101,9 @@ def jobs_show(session: Session, id: str) -> None:
 def jobs_find(session: Session, text: str) -> None:
     """Find jobs by a part of their task's name or of their id.
 
-    It searches jobs in flight, the next 500 waiting, scheduled and on probation of each queue, and
-    the dead set. Of each of these kinds it shows about 20 jobs at most. Exit code 1: no job was
-    found.
+    It searches the jobs in flight and the dead set. Of each queue it searches the next 500 waiting
+    jobs, the next 500 scheduled ones, and the next 500 on probation. Of each of these kinds it
+    shows about 20 jobs at most. Exit code 1: no job was found.
     """
     document = find_jobs(session.inspector, text)
     session.say(document, lambda: print_found(session.tables, document))
@@ -117,8 +121,14 @@ def jobs_find(session: Session, text: str) -> None:
 @click.option("--queue", help="Only jobs of this queue; * matches anything.")
 @click.option("--task", help="Only jobs of this task; * matches anything.")
 @click.option("--node", help="Only jobs of this worker; * matches anything.")
-@click.option("--longer", type=age, help="Only jobs that have run for longer: 90s, 10m, 2h.")
-@click.option("--terminate", is_flag=True, help="Also end runs, if the pool of their worker can.")
+@click.option(
+    "--longer",
+    type=age,
+    help="Only jobs that have run for longer than AGE, such as 90s, 10m or 2h.",
+)
+@click.option(
+    "--terminate", is_flag=True, help="Also end running jobs, if the pool of their worker can."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def jobs_revoke(
     session: Session,

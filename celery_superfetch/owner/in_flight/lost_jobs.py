@@ -55,7 +55,11 @@ PERHAPS_BACK = (
 #: True for lost jobs, False for others -> the level and the common line for jobs that are not
 #: logged one by one.
 MORE = {
-    True: (logging.WARNING, "%d more jobs are lost in the same way (%s). Publish them again."),
+    True: (
+        logging.WARNING,
+        "%d more jobs are lost in the same way (%s). Their ids are logged at DEBUG only. Publish "
+        "them again, from your own records.",
+    ),
     False: (logging.INFO, "%d more jobs do not start on this worker for the same reasons (%s)."),
 }
 

@@ -399,9 +399,9 @@ class PendingLeases:
             self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
         logger.error(
-            "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued; "
-            "until Redis accepts them, they wait in the memory of a worker. Next try in %g s. "
-            "Check Redis.",
+            "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued. A "
+            "worker that claims one before Redis accepts it may hold it in memory until it is due. "
+            "Next try in %g s. Check Redis.",
             len(some),
             some[0].job.queue_list,
             reply,

@@ -127,8 +127,8 @@ def even_if_full(queue: str, exchange: str) -> Iterator[None]:
             raise
         logger.warning(
             "Redis is full: the binding of a queue was not stored (queue=%s, exchange=%r): %s. The "
-            "process continues without it. Free memory; if the queue is new to that exchange, "
-            "restart a worker of it then.",
+            "process continues. Free memory. If the queue is new to that exchange, messages may "
+            "not reach it: then restart one of its workers.",
             queue,
             exchange,
             str(exc).rstrip("."),

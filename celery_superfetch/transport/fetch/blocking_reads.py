@@ -392,8 +392,8 @@ class BlockingReads:
         self._refused[feature] = monotonic() + TRACKING_REFUSED_S
         warn_once(
             f"Redis does not report changes of queues ({exc}): queue lists on which no worker "
-            "waits are checked once a second. If an ACL forbids it, grant CLIENT TRACKING "
-            "(permissions in docs/reference/options.md)."
+            "waits are checked once a second, so a job may wait for a second. If an ACL forbids "
+            "it, grant CLIENT TRACKING (permissions in docs/reference/options.md)."
         )
 
     def _on_report(self) -> None:

@@ -24,7 +24,7 @@ def test_a_pause_is_said_with_what_it_concerns_and_shown_everywhere(worker, cli,
     eventually(lambda: client.hkeys("superfetch:last_pass"), message="a pass was made")
     said = cli("queue", "pause", "mail", options=QUICK).out
     assert "Paused queue mail: 1 worker and 0 waiting jobs." in said
-    assert "from its next heartbeat on, within 0.5 s; jobs that run continue." in said
+    assert "from its next heartbeat on, within 0.5 s. Running jobs continue." in said
     assert "superfetch queue resume mail`" in said
     client.lpush("mail", payload(1), payload(2))
 

@@ -59,7 +59,9 @@ def test_a_job_that_lost_its_child_is_killed_when_a_receiver_says_so(bench, owne
     assert len(bench.driver) == 0
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"{claimed.job.title} moved to the dead set after 1 strike and 1 recovery" in said
-    assert f" superfetch dead show {dead.id}` says why" in said, "a command that can be copied"
+    assert f" superfetch dead show {dead.id}` shows its history" in said, (
+        "a command that can be copied"
+    )
 
 
 def test_each_strike_is_a_warning_that_names_the_job(bench, owner, lose, caplog):

@@ -290,7 +290,7 @@ def test_where_it_cannot_be_parked_it_goes_back_and_is_not_tried_again_at_once(
     bench.push("mail", payload("waits"))
     park(bench, claimed)
     assert "Jobs could not be scheduled for later (jobs=1, queue=mail): WRONGTYPE" in caplog.text
-    assert "they wait in the memory of a worker" in caplog.text
+    assert "may hold it in memory until it is due" in caplog.text
     assert bench.queue() == [payload(1), payload("waits")]
     assert not bench.driver.needs_reconcile, "it is known which job that was"
     again, _ = claim(bench, owner)

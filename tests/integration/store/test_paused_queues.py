@@ -80,7 +80,7 @@ def test_a_key_of_another_type_pauses_nothing_and_the_next_pause_replaces_it(ben
     assert len(bench.driver.claim(owner.owner, ["mail"], 9).jobs) == 2
 
     assert bench.paused.pause("mail", "ann")[1]
-    assert "superfetch:paused was deleted: it must hold the paused queues" in caplog.text
+    assert "superfetch:paused: it must hold the paused queues, and was a string" in caplog.text
     bench.push("mail", payload(3))
     assert not bench.driver.claim(owner.owner, ["mail"], 9).jobs
 

@@ -73,7 +73,7 @@ def test_what_is_no_history_is_replaced_and_named(bench, caplog):
     bench.client.set(key, "a text")
     bench.lists.mark_suspect(Job("", "mail", JOB, "1:mail"))
     assert bench.client.hgetall(key) == {b"solo_runs": b"1"}
-    assert f"Key {key} was deleted: it must hold a job's history" in caplog.text
+    assert f"celery_superfetch deleted key {key}: it must hold a job's history" in caplog.text
 
 
 def test_suspects_are_claimed_alone_and_one_after_the_other(bench, owner):
