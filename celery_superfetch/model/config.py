@@ -93,15 +93,15 @@ class Config:
 
     stop_limit: Stops | None = 50
     """A job is moved to the dead set at this many stops: runs cut short because their worker was
-    stopping. A deploy is one stop, no strike; a job that stops its own worker gets a stop, too.
-    From the tenth stop on, the log, `status` and `doctor` name the job. A task may have its own
-    limit, `superfetch_stop_limit`. None: never."""
+    stopping. A deploy gives one stop, no strike; so does a job that stops its own worker.
+    From the tenth stop on, the log, `status` and `doctor` name it. A task may have its own limit,
+    `superfetch_stop_limit`. None: never."""
 
     dead_limit: Jobs = 10_000
     """The dead set keeps at most so many jobs of this app. The oldest are deleted, counted
     (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Messages
-    that never ran are counted apart, with the same limit and 64 MB; so are unparseable items, with
-    1,000 and 16 MB. The figure is Sidekiq's."""
+    that never ran are counted apart: as many, and 64 MB. So are unparseable items: 1,000, and 16
+    MB. The figure is Sidekiq's."""
 
     dead_ttl: Seconds = 180 * 86400.0
     """180 days. Older jobs of this app, and older unparseable items, are dropped from the dead
@@ -114,8 +114,8 @@ class Config:
     unknown_tasks: Text = "requeue"
     """What a worker does with a job whose task it does not know, or which Celery cannot decode or
     calls invalid. `"requeue"`: while another worker may know the task, the job is tried again, 40
-    times at most. After that, or if no other worker may know the task, the job is moved to the dead
-    set. `"discard"` is Celery's own way: the job is dropped."""
+    times at most. Otherwise it is moved to the dead set. `"discard"` is Celery's own way: the job is
+    dropped."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,

@@ -56,8 +56,8 @@ def publish_step(step: Step, push: Callable[[str, Claim, bool], int]) -> None:
         if done < 0:
             raise Fenced(
                 f"Lost ownership of job {run.title}, which may run elsewhere: this run sends no "
-                f"further message (not sent: {step.task}[{step.task_id}]) and stores no result. "
-                "Check the job's effects"
+                f"further message (not sent: {step.task}[{step.task_id}]) and stores no further "
+                "result. Check the job's effects"
             )
         if not done:
             logger.info(
