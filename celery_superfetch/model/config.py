@@ -114,8 +114,8 @@ class Config:
     unknown_tasks: Text = "requeue"
     """What a worker does with a job whose task it does not know, or which Celery cannot decode or
     calls invalid. `"requeue"`: while another worker may know the task, the job is tried again, 40
-    times at most. Otherwise it is moved to the dead set. `"discard"` is Celery's own way: the job is
-    dropped."""
+    times at most. Otherwise it is moved to the dead set. `"discard"` is Celery's own way: the job
+    is dropped."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,
