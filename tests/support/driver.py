@@ -348,6 +348,23 @@ class Driver:
         lease = self._lease(job)
         lease.returns_after = Moment(lease.returns_after)
 
+    def act_as_announcing_ends(self, act: Callable[[], object]) -> None:
+        """Call a function once, when a thread has announced all that it found and is about to let
+        other threads announce."""
+        lock = self._in_flight.pending._announcing
+
+        class Lock:
+            acquire = staticmethod(lock.acquire)
+
+            def release(self) -> None:
+                acts, calls[:] = calls[:], []
+                for call in acts:
+                    call()
+                lock.release()
+
+        calls = [act]
+        self._in_flight.pending._announcing = Lock()  # type: ignore[assignment]
+
     # -- what a lost reply, a death or the end of the process does
 
     def lose_reply(self) -> AbstractContextManager[None]:

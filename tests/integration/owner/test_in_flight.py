@@ -199,6 +199,26 @@ def test_losses_are_announced_in_order_and_once_and_hold_up_no_other_thread(benc
     assert bench.stat("ownership_lost") == 3
 
 
+def test_a_loss_that_is_found_as_announcements_end_is_announced_without_a_further_call(
+    bench, owner, lost
+):
+    """The thread that finds it cannot announce it, since another thread still holds the lock. That
+    one has to look again; without it the loss was announced only after the next one."""
+    one, two = bench.take(owner, payload(1), payload(2))
+    for claimed in (one, two):
+        id = claimed.job.claim_id
+        bench.client.hdel(bench.keys.private(owner.owner), id, WAITS + id)
+
+    def finish(claimed: Claimed) -> None:
+        bench.driver.finish(claimed)
+        bench.driver.flush()
+
+    with ThreadPoolExecutor(1) as threads:
+        bench.driver.act_as_announcing_ends(lambda: threads.submit(finish, two).result(10))
+        finish(one)
+    assert lost == [lost_job(one.job), lost_job(two.job)]
+
+
 def test_a_loss_that_is_learned_twice_is_announced_once(bench, owner, lost):
     """A deferred call is repeated if it was interrupted."""
     [claimed] = bench.take(owner, payload(1))
