@@ -256,7 +256,9 @@ class OwnerRegistry(Structure):
         """
         record, key = self.records([owner])[owner], self.keys.owner_record(owner)
         is_reaped = record.state == "reaped"
-        if is_reaped and not queue_lists:
+        # A key of another type holds no jobs, and each pass would try in vain to drain it.
+        has_jobs = queue_lists or self.client.type(self.keys.private(owner)) == b"hash"
+        if is_reaped and not has_jobs:
             return False
         lists = {**dict.fromkeys(queue_lists, 0), **record.lists}
         if unlisted := lists != record.lists:

@@ -41,6 +41,33 @@ def test_one_for_whom_something_landed_is_registered_too(make_bench):
     assert bench.queue("a:b") == [b"1", b"2"]
 
 
+@pytest.mark.parametrize("kind", ["private", "landing"])
+def test_jobs_of_a_reaped_owner_are_found_after_its_row_was_deleted(bench, kind):
+    """A frozen worker may get a job after it was reaped. Passes look at its lists while
+    `superfetch:reaped` names it; if that key is deleted, `reap --full` has to find them. It saw
+    landing lists only."""
+    dead = bench.dead_owner()
+    assert set(bench.reaper().reap().dead) == {dead.owner}
+    if kind == "private":
+        bench.give(dead.owner, "mail", [b"1"])
+    else:
+        bench.land(dead.owner, "mail", b"1")
+    bench.client.delete(bench.keys.reaped)
+    assert not bench.reaper().reap().did_something, "the control: no pass finds it"
+    assert bench.reaper().register_unknown() == 1
+    bench.reaper().reap()
+    assert bench.queue() == [b"1"]
+    assert bench.registry.owners() == {}
+
+
+def test_a_key_of_another_type_is_not_a_job_of_a_reaped_owner(bench):
+    dead = bench.dead_owner()
+    bench.reaper().reap()
+    bench.client.delete(bench.keys.reaped)
+    bench.client.set(bench.keys.private(dead.owner), "a text")
+    assert bench.reaper().register_unknown() == 0
+
+
 def test_a_pass_does_not_look_for_strangers(bench):
     bench.give("web-9|4|x", "mail", [b"1"])
     assert not bench.reaper().reap().did_something
