@@ -104,7 +104,9 @@ class ReapedOwner(NamedTuple):
     owner: str  #: ``host|pid|nonce``
     host: str  #: host name of its process
     pid: int  #: process id on that host
-    app_name: str  #: name of its Celery app; empty outside Celery
+    #: Name of its Celery app; empty if the app has no name, or for a kombu consumer that is no
+    #: Celery worker.
+    app_name: str
     reason: str  #: why it was declared dead
     recovered: int  #: number of jobs that were recovered: to their queues, or on probation
     killed: int  #: number of jobs that were moved to the dead set

@@ -49,9 +49,9 @@ class Retried:
     id: str  #: its id in the dead set; what the caller gave, if no job was found
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
-    #: The queue list (the Redis list of one queue and priority) that it was put on, or with an
-    #: ``error`` was to be put on. None: no such job was found, it left the dead set meanwhile, or
-    #: another retry has locked it.
+    #: The queue list (the Redis list of one queue and priority) that it was put on. If it could not
+    #: be put on that list, there is an ``error``. None: no such job was found, it left the dead set
+    #: meanwhile, or another retry has locked it.
     queue: str | None = None
     #: The reason why it is still in the dead set, or gone; None if it is on its queue.
     error: str | None = None

@@ -87,8 +87,8 @@ def install(app: App, **options: Unpack[Options]) -> App:
         options: of this package, and kombu's. They are merged into ``broker_transport_options``.
 
     Raises:
-        ConfigError: an option is misspelt or impossible, or a task has copied the app's settings
-            already; the app was left as it was.
+        ConfigError: an option is misspelt or impossible, or a task has already copied Celery's
+            default ``acks_late=False``; the app was left as it was.
     """
     installed = getattr(app, "_superfetch", None)
     all_options = {**(installed or {}), **options}

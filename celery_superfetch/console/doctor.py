@@ -225,7 +225,10 @@ def _task_options(app: Celery) -> Iterator[Finding]:
         yield Finding("warning", "outdated-task", text, fix)
     if chosen := [task for task in early if task not in outdated]:
         text = _named(chosen, "with acks_late=False, whose running jobs a killed worker loses")
-        fix = "leave acks_late at install()'s default, unless a second run would do more harm"
+        fix = (
+            "leave acks_late at install()'s default, unless a second run would do more harm than a "
+            "lost job"
+        )
         yield Finding("warning", "early-ack", text, fix)
     dropped = [task for task in tasks_of_app if task.acks_late and not task.reject_on_worker_lost]
     if dropped:

@@ -80,8 +80,8 @@ class Config:
 
     strike_limit: Strikes = 3
     """A job is moved to the dead set at this many strikes, if the last one is exact. If a worker
-    has died under the job, it goes on probation before that last strike. A task may have its own
-    limit, `superfetch_strike_limit` (None: never). The figure is Sidekiq Pro's."""
+    has died while it ran the job, the job goes on probation before that last strike. A task may
+    have its own limit, `superfetch_strike_limit` (None: never). The figure is Sidekiq Pro's."""
 
     strike_window: Seconds = 72 * 3600.0
     """The time from a job's first recovery or requeue until its counters are forgotten, by default
@@ -119,8 +119,8 @@ class Config:
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,
-    the metrics and the page then show them as notes. `"eviction"`, for example, where a managed
-    service evicts what expires and cannot be told otherwise. What is critical stays critical."""
+    the metrics and the page then show them as notes. For example `"eviction"`, if a managed service
+    evicts keys that expire, and you cannot change that. What is critical stays critical."""
 
     app_name: Text = ""
     """The name of the Celery app (`app.main`): only its own app moves a job to the dead set. Do not

@@ -92,8 +92,10 @@ class DeadJob:
     reason: str  #: why it was dead-lettered; for most jobs the reason of the last lost run
     task: str | None  #: name of its task; None if the payload does not say
     task_id: str | None  #: Celery's id of the task; None if the payload does not say
-    app_name: str  #: name of its last owner's Celery app; empty outside Celery
-    node: str  #: Celery's name of its last owner; empty outside Celery
+    #: Name of its last owner's Celery app; empty if the app has no name, or for a kombu consumer
+    #: that is no Celery worker.
+    app_name: str
+    node: str  #: Celery's name of its last owner; empty for a kombu consumer
     owner: str  #: its last owner, the worker that had claimed it: ``host|pid|nonce``
     strikes: int  #: number of its recoveries that may have been its own fault
     recoveries: int  #: number of times that an owner lost it, the last one included
@@ -101,9 +103,9 @@ class DeadJob:
     #: ``reason``, ``strike`` (``exact``, ``suspect`` or empty) and ``at`` (s, server's clock).
     history: tuple[Mapping[str, Any], ...] = ()
     died_at: int = 0  #: when it was dead-lettered, by the server's clock, in ms
-    # ``kill.lua`` adds it to the record, from the job's claim.
-    #: Its steps note: which of its steps its runs have published. (A step is a message that a job
-    #: publishes because it ends.) If it is put back, its next run publishes the others.
+    # The steps note: ``kill.lua`` adds it to the record, from the job's claim.
+    #: Which of its steps its runs have published. (A step is a message that a job publishes because
+    #: it ends.) If it is put back, its next run publishes the others.
     steps: str = ""
     stops: int = 0  #: runs that were cut short because their worker was stopping
     #: When it was claimed for the first time (s, by its owner's clock; 0: not known).

@@ -103,17 +103,20 @@ class Recovery:
 
     job: Job  #: with its ``owner``, ``queue_list`` and ``payload``
     reason: str  #: why its owner lost it
-    app_name: str  #: name of the owner's Celery app; empty outside Celery
-    #: How this recovery counts: its ``value`` is ``exact``, ``suspect``, ``stop``, or empty if the
-    #: job is not to blame.
+    #: Name of the owner's Celery app; empty if the app has no name, or for a kombu consumer that is
+    #: no Celery worker.
+    app_name: str
+    #: Blame of the job for this recovery: its ``value`` is ``exact``, ``suspect``, ``stop``, or
+    #: empty if the job is not to blame.
     blame: Blame
     strikes: int  #: number of strikes, with this recovery's
     recoveries: int  #: number of recoveries, with this one
-    node: str = ""  #: Celery's name of the owner; empty outside Celery, and if it is not known
+    #: Celery's name of the owner; empty if it is not known, and for a kombu consumer.
+    node: str = ""
     history: tuple[Mapping[str, Any], ...] = ()  #: earlier recoveries, as in `DeadJob`
     limit: int | None = None  #: strikes at which it is dead-lettered; None: never
-    #: Number of its next solo run (a run in isolation): 1 when it goes on probation, then 1 more
-    #: for each suspect strike. 0: it does not go on probation.
+    #: Number of its next solo run (a run in isolation). It is 1 when the job goes on probation, and
+    #: grows by 1 with each suspect strike. 0: the job does not go on probation.
     solo_runs: int = 0
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
