@@ -19,7 +19,7 @@ from .. import DeadSet
 from ..errors import SuperfetchError
 from ..inspector import WAITING, AuditRecord, Inspector, JobPlace
 from ..model.dead_job import FULL_ID
-from ..model.humanize import number
+from ..model.humanize import command, number
 from ..model.job import parse
 from .jobs import fits
 
@@ -35,11 +35,6 @@ DEAD_JOBS_PER_BATCH, REVOKES_PER_MESSAGE = 100, 1000
 #: Seconds in which workers confirm a revoke.
 REVOKE_REPLY_S = 1.0
 
-#: A search by a part of an id, or by a task's id, would have to read all jobs.
-NOT_WHOLE = (
-    "no job {!r} in the dead set. The page needs the whole id of a job; `superfetch dead show` "
-    "also accepts the beginning of one, and task ids"
-)
 POOL_CANNOT = "its pool cannot end a run: the job continues until it ends, or until the worker ends"
 #: Said of an action that has more jobs than may be in one.
 FIRST_ALONE = f" There are more: these are the first, as many as one action may have ({BULK_MAX})."
@@ -72,13 +67,22 @@ class BulkAction(NamedTuple):
     begin: Callable[[Celery, Inspector], Callable[[Sequence[str]], Batch]]
 
 
+def not_whole(id: str) -> str:
+    """Return the refusal of a part of an id, or of a task's id: a search for the dead job would
+    have to read all of them."""
+    return (
+        f"no job {id!r} in the dead set. The page needs the whole id of a job; `{command()} dead "
+        "show` also accepts the beginning of one, and task ids"
+    )
+
+
 def _retry(app: Celery, inspector: Inspector) -> Callable[[Sequence[str]], Batch]:
     app.loader.import_default_modules()
     dead_set = DeadSet(app, inspector.database.client)  # for all batches: it connects to the broker
 
     def retry(ids: Sequence[str]) -> Batch:
         whole = [id for id in ids if FULL_ID.fullmatch(id)]
-        texts = [NOT_WHOLE.format(id) for id in ids if not FULL_ID.fullmatch(id)]
+        texts = [not_whole(id) for id in ids if not FULL_ID.fullmatch(id)]
         tried = dead_set.retry_many(whole)
         texts += [attempt.error for attempt in tried if attempt.error]
         warnings = [attempt.warning for attempt in tried if attempt.warning]

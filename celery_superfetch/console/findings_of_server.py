@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..model.humanize import ago, number, passed, span
+from ..model.humanize import ago, command, number, passed, span
 from .finding import Finding, Level
 from .overview import LATELY_S
 
@@ -81,7 +81,7 @@ def of_server(server: Mapping[str, Any]) -> Iterator[Finding]:
         else:
             full = "it evicts keys" if used >= most else "at 100% it evicts keys"
         text = f"the server uses {used / most:.0%} of its maxmemory; {full}"
-        fix = "raise maxmemory, or remove what fills it: `superfetch server` lists its parts"
+        fix = f"raise maxmemory, or remove what fills it: `{command()} server` lists its parts"
         yield Finding(level, "memory", text, fix)
     if server["append_only"] is False and server["saves"] == "":
         text = (

@@ -179,7 +179,7 @@ def families(overview: Mapping[str, Any], counts: Counts, runs: RunSums) -> Iter
     ages = {printable(row["app"]): passed(row["at"], now) for row in overview["beats"]}
     yield _gauge("beat_age_seconds", "Time since the last tick of an app's beat", ages, ["app"])
     tally = Counter((finding.level, finding.code) for finding in findings(overview))
-    text = "Findings of `superfetch status`; their codes do not change"
+    text = "Findings of the command `status`; their codes do not change"
     yield _gauge("findings", text, tally, ["level", "code"])
 
 

@@ -15,6 +15,7 @@ from celery import Celery
 from ..errors import SuperfetchError
 from ..inspector import Inspector
 from ..model.dead_job import utc
+from ..model.humanize import command
 from ..model.owner_record import HUNG, SILENT, STOPPING
 from .dead_worker import death_of
 from .jobs import BY_RUN, JobsSnapshot, Which
@@ -102,7 +103,7 @@ def stop(app: Celery, workers: Sequence[Mapping[str, Any]], node: str) -> Mappin
     found = [worker for worker in workers if worker["node"] == node]
     able = [worker for worker in found if why_not_stopped(worker) is None]
     if not found:
-        raise CannotStop(f"no worker has the node name {node!r}: `superfetch workers` lists them")
+        raise CannotStop(f"no worker has the node name {node!r}: `{command()} workers` lists them")
     if not able:
         reasons = "; ".join(str(why_not_stopped(worker)) for worker in found)
         raise CannotStop(f"worker {node} was not told to stop: {reasons}")

@@ -20,11 +20,11 @@ OPTIONS = "broker_transport_options"  # the setting that has all options; errors
 #: Seconds that a duration may have at most: ten years. Beyond 2**63 ms from now the server refuses.
 DURATION_MAX_S = 10 * 365 * 86400.0
 
-#: Removed option -> the replacement, for its error.
+#: Removed option -> the replacement, for its error; ``{command}``: ``humanize.command``.
 REMOVED_OPTIONS = {
-    "metrics_host": "run `celery superfetch metrics --host`, one process for each database",
-    "metrics_port": "run `celery superfetch metrics --port`, one process for each database",
-    "stuck_after": "run `celery superfetch check`, which reports long-running jobs",
+    "metrics_host": "run `{command} metrics --host`, one process for each database",
+    "metrics_port": "run `{command} metrics --port`, one process for each database",
+    "stuck_after": "run `{command} check`, which reports long-running jobs",
 }
 
 #: Ratio of difflib from which on an unknown option is reported as a misspelt one. No real option of
@@ -155,9 +155,11 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
     valid = {*TYPE_BY_OPTION, *known}
     for name in options:
         if name in REMOVED_OPTIONS:
+            from .humanize import command  # not loaded for a correct configuration
+
             raise ConfigError(
                 f"{OPTIONS} has an unknown option {name!r}: it was removed. Instead, "
-                f"{REMOVED_OPTIONS[name]}"
+                f"{REMOVED_OPTIONS[name].format(command=command())}"
             )
         if name not in valid:
             import difflib  # not loaded for a correct configuration

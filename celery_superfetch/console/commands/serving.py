@@ -103,7 +103,7 @@ def metrics(ctx: click.Context, port: int, host: str, once: bool) -> None:
     show_envvar=True,
     callback=_named_tokens,
     metavar="NAME:TOKEN ...",
-    help="Also accept these tokens, separated by spaces; `superfetch audit` names the token that "
+    help="Also accept these tokens, separated by spaces; the command `audit` names the token that "
     "made a change.",
 )
 @click.option(

@@ -16,7 +16,7 @@ from ... import DeadSet
 from ...errors import JobNotFound
 from ...inspector import Inspector
 from ...model.dead_job import FULL_ID, DeadFilter, DeadJob, utc
-from ..bulk import NOT_WHOLE, first_that_fit
+from ..bulk import first_that_fit, not_whole
 from .busy import CHANGE_RUNS, Busy
 from .hiding import Hiding, parameters_of
 
@@ -84,7 +84,7 @@ class DeadReader:
     def single(self, id: str) -> dict[str, Any]:
         """Return one job by its whole id, and the time ``now``; raises JobNotFound."""
         if not FULL_ID.fullmatch(id):
-            raise JobNotFound(NOT_WHOLE.format(id))
+            raise JobNotFound(not_whole(id))
 
         def search(dead: DeadSet) -> dict[str, Any]:
             now = utc(dead.database.server_time() / 1000)

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from ...model.humanize import command
 from .access import Access
 from .filters import FILTERS, shown
 from .form import Form
@@ -41,6 +42,7 @@ class Frame:
             lstrip_blocks=True,
         )
         self._templates.filters.update(FILTERS)
+        self._templates.globals["command"] = command
 
     def render(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
         forms = self.access.forms(request)

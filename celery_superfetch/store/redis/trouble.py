@@ -17,12 +17,14 @@ from redis.exceptions import (
 )
 
 from ...errors import SuperfetchError
+from ...model.humanize import command
 from .tls import WrongScheme
 
 NO_PASSWORD = "the server requires a password: put it into the URL, redis://:PASSWORD@host"
 
 #: Part of an error of the server, of a managed service or of the resolver, in lower case -> the
-#: advice. The first part that is in the error's text counts.
+#: advice, in which ``{command}`` stands for ``humanize.command``. The first part that is in the
+#: error's text counts.
 ADVICE_BY_TEXT = {
     "wrongpass": "the user or the password in the URL is wrong",
     "noauth": NO_PASSWORD,
@@ -39,7 +41,7 @@ ADVICE_BY_TEXT = {
         "the server refuses writes, since it could not save its data: check its log and its disk"
     ),
     "db index": "the server has no such database: let the URL end in /0",
-    "noperm": "the user lacks a permission: `superfetch doctor` names each that is missing",
+    "noperm": "the user lacks a permission: `{command} doctor` names each that is missing",
     "wrongtype": "another program wrote to a key of celery_superfetch, or to one with the name "
     "of a queue: find it with `redis-cli --scan` and TYPE, and RENAME it",
     "name or service not known": "the host name cannot be resolved: check the URL and the DNS",
@@ -77,7 +79,7 @@ def advice_for(error: BaseException, url: str = "") -> str:
     text = str(error).lower()
     for part, advice in ADVICE_BY_TEXT.items():
         if part in text:
-            return advice
+            return advice.format(command=command())
     if isinstance(error, WrongScheme):
         return ""
     if isinstance(error, AuthenticationError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from celery_superfetch.model.humanize import command
 from celery_superfetch.store.audit_list import AUDIT_MAX, AuditList
 from support.forms import EVIL
 from support.process import Process
@@ -55,7 +56,7 @@ def test_each_changing_command_is_on_the_list_with_its_author_and_outcome(cli, b
             "workers stop",
             "nobody@host",
             "failed",
-            "no worker has the node name 'nobody@host': `superfetch workers` lists them",
+            f"no worker has the node name 'nobody@host': `{command()} workers` lists them",
         ),
         ("queue forget", "nowhere", "complete", "the queue was unknown"),
         ("queue resume", "mail", "complete", "it was not paused"),
@@ -82,8 +83,8 @@ def test_each_changing_command_is_on_the_list_with_its_author_and_outcome(cli, b
 def test_what_only_reads_or_changes_nothing_is_not_on_the_list(cli, bench, entries):
     bench.killed(payload("a"))
     bench.push("mail", payload("waits"))
-    for command in ("status", "jobs", "dead list", "reap --dry-run", "rollback --dry-run", "reap"):
-        cli(*command.split())
+    for words in ("status", "jobs", "dead list", "reap --dry-run", "rollback --dry-run", "reap"):
+        cli(*words.split())
     cli("dead", "retry", "--all", answer="n\n", code=1)
     cli("dead", "delete", "--task", "nobody", "--yes")
     assert entries() == []

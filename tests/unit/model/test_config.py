@@ -110,7 +110,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, right):
 @pytest.mark.parametrize("name", sorted(REMOVED_OPTIONS))
 def test_a_removed_option_is_refused_with_what_to_do(name):
     with pytest.raises(
-        ConfigError, match=f"unknown option '{name}': it was removed. Instead, run `celery super"
+        ConfigError, match=f"unknown option '{name}': it was removed. Instead, run `celery -A "
     ):
         Config.from_options({name: 1})
 

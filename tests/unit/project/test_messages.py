@@ -51,6 +51,20 @@ def test_messages_have_one_verb_for_each_transition():
     assert not wrong
 
 
+def test_a_command_that_a_message_names_can_be_pasted():
+    """It begins with the app of the process (``humanize.command``): without it, Celery would ask an
+    app of its own, at a broker of its own."""
+    without_app = re.compile(r"(`|<code>)(celery )?superfetch [a-z]")
+    wrong = [
+        f"{source.relative_to(HERE)}:{line}: {text}"
+        for source, tree in trees()
+        for line, text in messages(tree)
+        if without_app.search(text)
+    ]
+    wrong += [str(page) for page in PAGES if without_app.search(page.read_text())]
+    assert not wrong
+
+
 def test_a_log_line_is_short():
     """A terminal and a log viewer cut long lines, and what to do stands at the end."""
     long = [

@@ -38,13 +38,18 @@ CASES = {
         exceptions.ResponseError,
         "another program wrote to a key",
     ),
+    "NOPERM this user has no permissions to run the 'zadd' command": (
+        exceptions.NoPermissionError,
+        "`celery -A shop superfetch doctor` names each that is missing",
+    ),
     "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
     "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "is loading its data"),
 }
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_each_refusal_has_its_advice(text):
+def test_each_refusal_has_its_advice(text, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["celery", "-A", "shop", "superfetch", "status"])
     kind, advice = CASES[text]
     assert advice in advice_for(kind(text), "redis://localhost")
 
