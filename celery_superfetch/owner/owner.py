@@ -257,13 +257,13 @@ class Owner:
             session.move(params)
             return True
 
-    def claim(self, lists: Sequence[str], *asked: Any) -> Fetched:
+    def claim(self, lists: Sequence[str], *asked: Any, backlog: object = None) -> Fetched:
         """Claim, as ``InFlight.claim``. If the server does not know this owner, nothing is claimed:
         register and claim again, ``REGISTRATIONS_MAX`` times in all. If the server forgets the
         owner each time, return the last result, which has no jobs (``claims.registered`` is
         False)."""
         for _ in range(REGISTRATIONS_MAX):
-            fetched = self.leases.claim(self.name, lists, *asked)
+            fetched = self.leases.claim(self.name, lists, *asked, backlog=backlog)
             if fetched.claims.registered:
                 break
             self.heartbeat()
@@ -332,9 +332,6 @@ class Owner:
         """
 
         def settle() -> None:
-            with self._lock:
-                if self._lists_by_user.keys() <= {user}:
-                    self.leases.requeue_strays()
             try:
                 self._settle()
             finally:  # also after an error: this channel must not keep the owner registered

@@ -225,6 +225,7 @@ class Channel(FrugalChannel):
                 credit=self.qos.credit,
                 deliver=self.qos.deliver,
                 requeue_waiting=self.qos.requeue_waiting,
+                requeue_strays=self.qos.requeue_strays,
             )
             poller.add_fetch_loop(self._fetch)
         return self._fetch
@@ -258,11 +259,16 @@ class Channel(FrugalChannel):
         if no_ack:
             return self._pop(queue)
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
-        while (lease := self.fetch.claim_one(lists)) is not None:
-            if (message := self.qos.receive(lease)) is not None:
-                self.owner.leases.deliver(lease)
-                return message
-        return None
+        fetch = self.fetch
+        try:
+            while (lease := fetch.claim_one(lists)) is not None:
+                if (message := self.qos.receive(lease)) is not None:
+                    self.owner.leases.deliver(lease)
+                    return message
+            return None
+        except BaseException:
+            fetch.may_have_strays = True
+            raise
 
     def _pop(self, queue: str) -> Any:
         """Return a message for ``basic_get(no_ack=True)``; None if the queue is empty. It is marked
@@ -412,4 +418,5 @@ class Channel(FrugalChannel):
             fetch.cancel()  # all lists
         super().close()
         if fetch is not None:
+            self.qos.requeue_strays()
             fetch.upkeep.leave()

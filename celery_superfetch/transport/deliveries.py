@@ -238,9 +238,12 @@ class QoS:
             return False
         try:
             consumer(message)
-        except Exception as exc:
-            if not channel.intake.reject_unreadable(message, exc):
-                raise
+        except BaseException as exc:
+            if isinstance(exc, Exception) and channel.intake.reject_unreadable(message, exc):
+                return True
+            # The consumer has the job: a thread of the consumer may run it, and ack it.
+            channel.owner.leases.delivered(lease)
+            raise
         return True
 
     def receive(self, lease: Lease) -> Message | None:
@@ -323,6 +326,14 @@ class QoS:
         for lease in requeued:
             self.drop(lease.job)
         return unseen + len(requeued)
+
+    def requeue_strays(self) -> int:
+        """Requeue the jobs that were claimed for this channel and that it does not have; return how
+        many. Call it in the thread of the consumer's loop, outside of claims and deliveries."""
+        fetch = self.channel.fetch
+        backlog = fetch.backlog
+        known = {*list(backlog.ready), *self._in_hand()}
+        return int(fetch.owner.leases.requeue_strays(backlog, known))
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
         """Requeue as ``restore_unacked``. kombu calls this at each close, so a second call must do

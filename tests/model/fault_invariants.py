@@ -112,6 +112,8 @@ def _wrong_leases(world: World, keyspace: Keyspace) -> Iterator[str]:
     driver, faults = world.driver, world.faults
     if driver.settled_count or driver.returning_count or driver.has_unsent:
         yield f"still to be sent: {[(name(job), driver.state(job)) for job in driver]}"
+    for job in world.strays.intersection(driver):
+        yield f"no channel has it, and it was not requeued: {name(job)}, {driver.state(job)}"
     if driver.has_unread or faults.unread_count:
         yield "still to be read: replies on an open connection"
     if faults.overread_count:

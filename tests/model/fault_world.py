@@ -89,6 +89,8 @@ class World:
         self.strikes: Counter[bytes] = Counter()
         #: Jobs whose pool process was lost, and which are not recovered yet.
         self.without_child: set[Job] = set()
+        #: Jobs that an exception has taken from a claim or a backlog: no channel has them.
+        self.strays: set[Job] = set()
         self.states_seen: Counter[str] = Counter()
         self.jobs = self._publish()
         self.register()
@@ -338,6 +340,16 @@ class World:
         self.finished.add(job.payload)
         self.driver.finish(self.claimed[job])
 
+    def interrupt_delivery(self) -> None:
+        """Let an exception come just after a job was taken from the backlog of its channel."""
+        job = self._pick(lambda job: self.driver.state(job) == "FETCHED")
+        if job is not None:
+            self.strays.add(job)
+
+    def tick(self) -> None:
+        """Let the channels requeue the jobs that none of them has."""
+        self.driver.requeue_strays(job for job in self.driver if job not in self.strays)
+
     def requeue(self) -> None:
         if (job := self._pick(self.driver.may_start)) is not None:
             self.driver.requeue([job], self.random.choice(["front", "back"]))
@@ -453,7 +465,7 @@ class World:
                 self.driver.post()
 
     def _where(self, fits: Callable[[Job], bool]) -> list[Job]:
-        gone = self.without_child
+        gone = self.without_child | self.strays
         left = [job for job in self.driver if job.claim_id not in self.parked and job not in gone]
         return [*filter(fits, left)]
 
@@ -485,6 +497,7 @@ class World:
             self.reconcile()
         self.arrive()
         self._recover_again()
+        self.tick()
         self.second_check()
         self.driver.flush()
         self.driver.examine_missing()

@@ -69,6 +69,8 @@ SCENES = {
     "queues that expire": """claim_all reserve start requeue requeue reject close_first flush
         claim_all park recall""",
     "jobs that landed": "land claim reserve start land land reconcile land claim finish flush",
+    "deliveries are interrupted": """claim_all interrupt_delivery reserve start tick finish flush
+        claim interrupt_delivery interrupt_delivery close_first tick claim reserve start flush""",
     "the process ends": "claim reserve start claim finish leave",
 }
 
@@ -78,7 +80,7 @@ WALK_OPS = [
     "deliver", "revoke", "requeue", "reject", "stop_run", "withdraw_start", "lose_child",
     "close_first", "close_second", "put_on_probation", "claim_suspect", "claim_suspect_alongside",
     "park", "postpone", "recall", "land", "flush", "reconcile", "second_check", "arrive", "reap",
-    "register", "hear",
+    "register", "hear", "interrupt_delivery", "tick",
 ]  # fmt: skip
 FAULT_CHANCE = 0.25
 

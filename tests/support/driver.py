@@ -222,6 +222,10 @@ class Driver:
         """Add a job that the server has in the private list, as a claim would."""
         self._in_flight.leases.add(Lease(job))
 
+    def move_to_backlog(self, job: Job, backlog: object) -> None:
+        """Let a job be one that was claimed for another channel."""
+        self._lease(job).backlog = backlog
+
     def deliver(self, job: Job) -> None:
         """Give a job to its consumer; until it starts, it does not count as running. Without
         ``reserve`` before this, its consumer does not report its start."""
@@ -264,6 +268,11 @@ class Driver:
     def close(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Close the channel of jobs: those that run continue, the others are requeued."""
         self._in_flight.close(self._leases(jobs), where)
+
+    def requeue_strays(self, known: Iterable[Job]) -> int:
+        """Requeue the jobs that were claimed and not delivered, except the ``known`` ones; return
+        how many."""
+        return self._in_flight.requeue_strays(None, self._leases(known))
 
     def requeue_reserved(self, jobs: Iterable[Job]) -> list[Job]:
         """Requeue those of some jobs whose consumers report starts and have not; return them."""

@@ -181,6 +181,11 @@ MUTANTS = [
         ("jobs are requeued",),
     ),
     Mutant(
+        "a job that no channel has stays claimed",
+        InFlight, "requeue_strays", "if strays:", "if False:",
+        ("deliveries are interrupted",),
+    ),
+    Mutant(
         "replies that were lost are not reported",
         Pipeline, "drop", "command.on_lost()", "pass",
         ("claim, start, finish",),

@@ -69,6 +69,8 @@ class InFlight:
         landed: Collection[str] = (),
         starts: int = 0,
         brought: Mapping[str, bytes] = NO_PAYLOADS,
+        *,
+        backlog: object = None,
     ) -> Fetched:
         """Send what is pending and claim, in one round trip.
 
@@ -79,6 +81,7 @@ class InFlight:
             landed: queue lists of jobs that have landed, which are claimed first.
             starts: how many of the first jobs are recorded as running at once.
             brought: queue list -> payload that its blocking read has brought already.
+            backlog: the backlog of the channel that claims (see ``requeue_strays``).
         """
         pending = self.pending
         with pending.lock:
@@ -92,7 +95,7 @@ class InFlight:
             claims = pending.lists.read_claims(call, lists, pending.flush(call), brought)
             leases = []
             for number, (job, counters) in enumerate(claims.jobs):
-                lease = Lease(job, counters, has_waiting_note=number >= claims.started)
+                lease = Lease(job, counters, backlog, has_waiting_note=number >= claims.started)
                 self.leases.add(lease)
                 leases.append(lease)
             return Fetched(claims, leases)
@@ -310,14 +313,26 @@ class InFlight:
             self.close(reversed(self.leases))
             return sum(lease.runs for lease in self.leases)
 
-    def requeue_strays(self) -> None:
-        """Requeue the jobs that were not delivered, the newest claims first, after the last channel
-        has requeued its own. If a signal handler raises just when a job is taken from the claim or
-        from a backlog, no channel has the job: it would stay claimed until the process ends."""
+    def requeue_strays(self, backlog: object, known: Collection[Lease]) -> int:
+        """Requeue the *strays* of one channel, the newest claims first; return how many. A stray is
+        a job that was claimed for the channel, and that the channel does not have. If a signal
+        handler raises just when a job is taken from a claim or from the backlog, the job would stay
+        claimed until the process ends.
+
+        The channel must not be claiming or delivering. If another thread has taken a job from the
+        backlog in order to requeue it, the job is requeued once: by the first of the two.
+
+        Arguments:
+            backlog: the backlog of the channel.
+            known: the jobs that the channel has.
+        """
         with self.lock:
-            strays = [lease for lease in reversed(self.leases) if lease.state is State.FETCHED]
+            fetched = [lease for lease in reversed(self.leases) if lease.state is State.FETCHED]
+            claimed = [lease for lease in fetched if lease.backlog is backlog]
+            strays = [lease for lease in claimed if lease not in known]
             if strays:  # without any, a send that failed just now would be tried once more
                 self.requeue(strays)
+            return len(strays)
 
     def lose(self, lease: Lease) -> None:
         """Forget a job whose claim is gone from the server. The next ``announce_lost`` announces

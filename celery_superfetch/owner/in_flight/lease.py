@@ -80,6 +80,8 @@ class Lease:
 
     job: Job
     counters: Counters | None = None  # None: the server remembers no earlier delivery
+    #: The backlog of the channel for which the job was claimed: no other channel delivers it.
+    backlog: object = None
     state: State = State.FETCHED
     #: True: the server has a waiting note of the job, which has not begun. False: there is none, so
     #: the job counts as running. None: not known, since a command that changes it had no reply yet.

@@ -53,7 +53,11 @@ class SuspectClaims:
         return self.leases.solo
 
     def claim_alone(
-        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
+        self,
+        owner: str,
+        queue_list: str,
+        solo_window: Callable[[int], float],
+        backlog: object = None,
     ) -> Lease | None:
         """Claim the next suspect of a queue list for a solo run; return its lease. This process may
         have jobs that wait for their start: the gate starts none of them meanwhile.
@@ -64,6 +68,7 @@ class SuspectClaims:
 
         Arguments:
             solo_window: returns the solo window (s) for the number of the solo run, from 1.
+            backlog: the backlog of the channel that claims (see ``InFlight.requeue_strays``).
         """
         with self.pending.lock:
             self.pending.flush()
@@ -71,14 +76,18 @@ class SuspectClaims:
             # DELIVERED: its consumer does not report when it begins, so it may have.
             if counts[State.DELIVERED] or counts[State.RUNNING] or counts[State.DETACHED]:
                 return None
-            lease = self._claim(owner, queue_list)
+            lease = self._claim(owner, queue_list, backlog)
             if lease is not None:
                 self.leases.solo = lease
                 self.solo_until = monotonic() + solo_window(lease.claimed.solo_runs)
             return lease
 
     def claim_alongside(
-        self, owner: str, queue_list: str, solo_window: Callable[[int], float]
+        self,
+        owner: str,
+        queue_list: str,
+        solo_window: Callable[[int], float],
+        backlog: object = None,
     ) -> Lease | None:
         """Claim the next suspect of a queue list to run alongside other jobs. The fetch loop does
         so after a *quiesce* that reached its time limit: this process had claimed nothing, and
@@ -92,12 +101,14 @@ class SuspectClaims:
             has_suspect = any(lease.is_suspect for lease in self.leases)
             if has_suspect and monotonic() < self.solo_until:
                 return None
-            lease = self._claim(owner, queue_list, alongside=True)
+            lease = self._claim(owner, queue_list, backlog, alongside=True)
             if lease is not None:
                 self.solo_until = monotonic() + solo_window(lease.claimed.solo_runs)
             return lease
 
-    def _claim(self, owner: str, queue_list: str, alongside: bool = False) -> Lease | None:
+    def _claim(
+        self, owner: str, queue_list: str, backlog: object, *, alongside: bool = False
+    ) -> Lease | None:
         if self.pending.needs_reconcile:
             return None
         call = self.pending.lists.claim_suspect(owner, queue_list, alongside)
@@ -108,7 +119,8 @@ class SuspectClaims:
         if reply[0] != b"ok":
             return None
         job = Job(owner, queue_list, reply[1], call.args[-1])  # the last argument is the claim id
-        lease = Lease(job, history_of(reply[2]), has_waiting_note=False, is_suspect=True)
+        history = history_of(reply[2])
+        lease = Lease(job, history, backlog, has_waiting_note=False, is_suspect=True)
         self.leases.add(lease)
         return lease
 

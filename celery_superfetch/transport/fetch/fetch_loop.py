@@ -72,6 +72,8 @@ class FetchLoop:
     _refused_until = 0.0  # until then the server, which refused, is not asked again (monotonic s)
     _silent_until = 0.0  # until then its refusals are not logged (monotonic s)
     _delivering_thread = 0  # the thread that delivers a job at this moment; 0: none
+    #: An exception has ended a claim or a delivery: a claimed job may be missing from this channel.
+    may_have_strays = False
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class FetchLoop:
         credit: Callable[[], Credit],
         deliver: Callable[[Lease], bool],
         requeue_waiting: Callable[[Collection[str] | None], int],
+        requeue_strays: Callable[[], int],
     ) -> None:
         """
         Arguments:
@@ -90,6 +93,8 @@ class FetchLoop:
             deliver: calls the consumer with a job; returns False where the job went elsewhere.
             requeue_waiting: requeues the jobs that were claimed or delivered and not started: all,
                 or those of some queue lists.
+            requeue_strays: requeues the jobs that were claimed for the channel and that it does not
+                have; returns how many.
         """
         self.owner, self.poller, self.executor = owner, poller, owner.executor
         self.backlog = Backlog()
@@ -103,7 +108,7 @@ class FetchLoop:
             partial(requeue_waiting, None),
         )
         self._lists, self._credit, self._deliver = lists, credit, deliver
-        self._requeue_waiting = requeue_waiting
+        self._requeue_waiting, self._requeue_strays = requeue_waiting, requeue_strays
 
     def tick(self) -> None:
         """Carry out the next action. After a refusal of the server (a full disk, too few replicas)
@@ -113,6 +118,7 @@ class FetchLoop:
         if now < self._refused_until:
             return
         try:
+            self._requeue_strays_if_any()
             lists = self._lists()
             # Leases from queues that are consumed no more have to be settled, too.
             if lists.names or self.owner.name:
@@ -137,6 +143,24 @@ class FetchLoop:
                     exc,
                     POLL_INTERVAL,
                 )
+        except BaseException:
+            self.may_have_strays = True
+            raise
+
+    def _requeue_strays_if_any(self) -> None:
+        """Requeue the jobs that an exception (a signal handler that raises, the end of a greenlet)
+        has taken from a claim or a delivery of this channel. Within a delivery do nothing, since
+        the channel may not have its job yet: a later tick does it."""
+        if not self.may_have_strays or self._delivering_thread:
+            return
+        self.may_have_strays = False
+        if requeued_count := self._requeue_strays():
+            logger.info(
+                "Jobs requeued without a strike (jobs=%d, owner=%s): an exception had interrupted "
+                "their delivery.",
+                requeued_count,
+                self.owner.name,
+            )
 
     def next_action(self) -> Action:
         """Return what the next tick does. This has no effect."""
@@ -267,7 +291,9 @@ class FetchLoop:
             # Jobs that have landed for an owner which the server no longer knows cannot be
             # claimed: they are requeued.
             self._return_landed(landed_by_owner)
-            claims, leases = self.owner.claim(order, most, fairness_width, landed, starts, brought)
+            claims, leases = self.owner.claim(
+                order, most, fairness_width, landed, starts, brought, backlog=backlog
+            )
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
             self.owner.leases.needs_reconcile = True  # it requeues what has landed
             raise
@@ -297,6 +323,7 @@ class FetchLoop:
     def claim_one(self, lists: Mapping[str, int]) -> Lease | None:
         """Return the lease of one job of these lists now, or None; a job of the backlog comes
         first. ``basic_get`` calls this, and delivers the job."""
+        self._requeue_strays_if_any()
         self.upkeep.register({**self._lists().expires, **lists})
         self.upkeep.repair()
         self.probation.act([*lists], queues_are_empty=True)
@@ -310,7 +337,7 @@ class FetchLoop:
                 return lease
         if excluded:
             return None
-        claims, leases = self.owner.claim([*lists], 1, 1)
+        claims, leases = self.owner.claim([*lists], 1, 1, backlog=self.backlog)
         if leases:
             return leases[0]
         for name, text in claims.errors:
@@ -341,17 +368,20 @@ class FetchLoop:
             if self.poller.inline or not (credit.room or credit.is_unlimited):
                 left_waiting = 0 if self.executor.inline else credit.room
                 self.reads.call_off(armed[left_waiting:])
+        before, self._delivering_thread = self._delivering_thread, get_ident()
         try:
-            lease = self.backlog.ready.popleft()
-        except IndexError:  # another thread requeued it a moment ago: the process is stopping
-            return False
-        if self._requeue_if_former(lease):
-            return False
-        self._delivering_thread = get_ident()
-        try:
+            try:
+                lease = self.backlog.ready.popleft()
+            except IndexError:  # another thread requeued it a moment ago: the process is stopping
+                return False
+            if self._requeue_if_former(lease):
+                return False
             delivered = self._deliver(lease)
+        except BaseException:
+            self.may_have_strays = True
+            raise
         finally:
-            self._delivering_thread = 0
+            self._delivering_thread = before  # a consumer's callback may drain events itself
         self.owner.leases.delivered(lease)
         # In a solo pool the start record of a job takes the pending acks along. If the job did not
         # begin, they are sent now.

@@ -143,7 +143,9 @@ class Probation:
     def _claim_first(self, waiting: Sequence[str]) -> None:
         """Claim one suspect, of the first queue list that still has one, for a solo run."""
         for name in waiting:
-            lease = self.owner.suspects.claim_alone(self.owner.name, name, _solo_window)
+            lease = self.owner.suspects.claim_alone(
+                self.owner.name, name, _solo_window, self.backlog
+            )
             if lease is not None:
                 self._others_first = True
                 # The jobs that have not started are requeued together, in their order. If they
@@ -161,7 +163,9 @@ class Probation:
                 return
 
     def _claim_alongside(self, queue_list: str) -> None:
-        lease = self.owner.suspects.claim_alongside(self.owner.name, queue_list, _solo_window)
+        lease = self.owner.suspects.claim_alongside(
+            self.owner.name, queue_list, _solo_window, self.backlog
+        )
         if lease is not None:
             self.backlog.ready.append(lease)
             logger.warning(

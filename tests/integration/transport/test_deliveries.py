@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Event, Thread
 from typing import Any
 
 import kombu
@@ -168,26 +169,124 @@ def test_a_job_whose_delivery_is_interrupted_is_delivered_again(url, bench):
 
 
 class Interrupted(deque[Any]):
-    """A backlog; a signal handler raises just after a job was taken from it."""
+    """A backlog. A signal handler raises once: just after a job was taken from it, or before the
+    jobs of a claim are added."""
+
+    def __init__(self, jobs: Any, moment: str) -> None:
+        super().__init__(jobs)
+        self.moment = moment
+
+    def pass_moment(self, moment: str) -> None:
+        if self.moment == moment:
+            self.moment = ""
+            raise Late
 
     def popleft(self) -> Any:
-        super().popleft()
-        raise Late
+        job = super().popleft()
+        self.pass_moment("taken")
+        return job
+
+    def extend(self, jobs: Any) -> None:
+        self.pass_moment("claimed")
+        super().extend(jobs)
 
 
-def test_a_job_whose_delivery_is_interrupted_before_it_begins_is_requeued_with_the_channel(
-    url, bench
+def interrupt(inbox: Inbox, moment: str) -> None:
+    """Let the next claim or delivery of a consumer be interrupted."""
+    backlog = inbox.channel.fetch.backlog
+    backlog.ready = Interrupted(backlog.ready, moment)
+    with pytest.raises(Late):
+        eventually(lambda: inbox.turn(), 10, 0)
+
+
+@pytest.mark.parametrize("moment", ["claimed", "taken"])
+def test_a_job_that_no_channel_has_after_an_exception_is_delivered_by_the_same_channel(
+    url, bench, moment
 ):
-    """It stayed claimed until the process ended."""
-    with Inbox(url) as other, Inbox(url, prefetch=2) as inbox:
+    """It stayed claimed until the last channel closed."""
+    with Inbox(url, prefetch=2) as inbox:
+        bench.push("mail", payload(1), payload(2))
+        interrupt(inbox, moment)
+        inbox.receive(2)
+        assert sorted(inbox.ids()) == ["1", "2"]
+        inbox.ack_all()
+        eventually(lambda: inbox.turn() or not bench.held())
+
+
+def test_a_job_that_an_exception_takes_from_basic_get_comes_with_the_next_call(
+    url, bench, monkeypatch
+):
+    bench.push("mail", payload(1))
+    with Inbox(url, consume=False) as inbox:
+
+        def interrupted(lease: Any) -> Any:
+            raise Late
+
+        with monkeypatch.context() as patch:
+            patch.setattr(inbox.channel.qos, "receive", interrupted)
+            with pytest.raises(Late):
+                inbox.channel.basic_get("mail")
+        assert inbox.channel.basic_get("mail").headers["id"] == "1"
+
+
+def test_a_job_that_no_channel_has_is_requeued_when_its_channel_closes(url, bench):
+    """The other channel of this process stays."""
+    with Inbox(url, "post") as other, Inbox(url, prefetch=2) as inbox:
         other.turn()
         bench.push("mail", payload(1), payload(2))
-        backlog = inbox.channel.fetch.backlog
-        backlog.ready = Interrupted(backlog.ready)
-        with pytest.raises(Late):
-            inbox.receive(1)
+        interrupt(inbox, "taken")
         assert other.channel.owner is inbox.channel.owner
         inbox.channel.close()
-        assert len(bench.held()) == 1, "the other channel may have it"
-    assert not bench.registry.owners()
-    assert sorted(bench.queue()) == [payload(1), payload(2)]
+        assert not bench.held()
+        assert sorted(bench.queue()) == [payload(1), payload(2)]
+
+
+@pytest.mark.parametrize("is_control", [False, True], ids=["", "control"])
+def test_a_job_that_another_channel_delivers_at_this_moment_is_not_requeued(url, bench, is_control):
+    """No consumer has it yet, either. In the control it was claimed for the channel that requeues
+    its own."""
+    is_delivering, may_go_on = Event(), Event()
+
+    def apply_limits(*_: Any) -> bool:
+        is_delivering.set()
+        return not may_go_on.wait(20)
+
+    with Inbox(url, "post", consume=False) as other, Inbox(url, prefetch=1) as inbox:
+        other.channel.intake = Intake(apply_limits=apply_limits)
+        other.consumer.consume()
+        bench.push("post", payload("other"))
+        delivery = Thread(target=other.receive, args=[1])
+        delivery.start()
+        try:
+            assert is_delivering.wait(20)
+            driver = Driver.of(inbox.channel.owner)
+            [job] = driver
+            if is_control:
+                driver.move_to_backlog(job, inbox.channel.fetch.backlog)
+            bench.push("mail", payload(1))
+            interrupt(inbox, "taken")
+            inbox.receive(1)
+            assert driver.state(job) == (None if is_control else "FETCHED")
+        finally:
+            may_go_on.set()
+            delivery.join()
+
+
+def test_a_job_whose_consumer_raises_is_not_requeued(url, bench):
+    """A thread of the consumer may have it, and ack it."""
+    bench.push("mail", payload(1), payload(2))
+    with Inbox(url, prefetch=2) as inbox:
+
+        def receive(message: Any) -> None:
+            inbox.messages.append(message)
+            if len(inbox.messages) == 1:
+                raise Late
+
+        inbox.consumer.on_message = receive
+        with pytest.raises(Late):
+            inbox.receive(1)
+        inbox.receive(2)
+        inbox.settle_in()
+        assert sorted(inbox.ids()) == ["1", "2"]
+        driver = Driver.of(inbox.channel.owner)
+        assert [driver.state(job) for job in driver] == ["DELIVERED"] * 2
