@@ -39,7 +39,7 @@ class NotWhole(SuperfetchError):
 
 
 class BadFilter(SuperfetchError, ValueError):
-    """The conditions on jobs of the dead set make no sense; nothing was searched."""
+    """The conditions of a search make no sense; nothing was searched."""
 
 
 class BadQueue(SuperfetchError, ValueError):

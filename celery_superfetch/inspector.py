@@ -43,7 +43,7 @@ from .store.in_flight_jobs import (
     SeenClaim,
     SeenJob,
 )
-from .store.job_search import FOUND_MOST, JobSearch, Sought
+from .store.job_search import DeadSearch, JobSearch, Search, Sought
 from .store.keyspace import Keyspace
 from .store.memory_use import MemoryUse
 from .store.minutes import (
@@ -74,7 +74,8 @@ if TYPE_CHECKING:  # a probe waits for neither
 
 __all__ = ["READER_TIMEOUT_S", "STATES", "Counts", "InFlightCounts", "Inspector", "JobPlace"]
 __all__ += ["RunSums"]
-__all__ += ["FOUND_MOST", "Pause", "SeenClaim", "SeenJob", "Sought", "advice_for", "trouble_of"]
+__all__ += ["DeadSearch", "Pause", "Search", "SeenClaim", "SeenJob", "Sought"]
+__all__ += ["advice_for", "trouble_of"]
 __all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
 __all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]

@@ -108,7 +108,7 @@ def found_of(document: Mapping[str, Any]) -> str:
     counts = Counter(STATE_TITLES[job["state"]] for job in jobs)
     states = ", ".join(f"{count} {title}" for title, count in counts.items())
     found = f"{number(len(jobs), 'job')} found: {states}" if jobs else "No job was found"
-    cut = " More may match: these are the first of each state." if document["more"] else ""
+    cut = " More may match: not all jobs were searched." if jobs and document["more"] else ""
     ended = "" if jobs else f" {ended_of(document)}"
     if not jobs and not document["id"].strip("*"):
         ended = f" No job has this text as its id. `{command()} jobs` lists all jobs."
@@ -118,7 +118,7 @@ def found_of(document: Mapping[str, Any]) -> str:
 def ended_of(document: Mapping[str, Any]) -> str:
     """Return what it means that no job was found: it has ended, or it was not among the jobs that
     were searched."""
-    if any(place["examined"] < place["jobs"] for place in document["examined"]):
+    if document["more"]:
         return "It may be one of the jobs that were not searched."
     return ENDED
 

@@ -14,16 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..errors import BadFilter
 from ..inspector import (
-    FOUND_MOST,
     PARKED,
     PROBATION,
     RESERVED,
     RUNNING,
     WAITING,
+    DeadSearch,
     InFlightCounts,
     Inspector,
     JobPlace,
+    Search,
     SeenClaim,
     SeenJob,
     Sought,
@@ -31,6 +33,7 @@ from ..inspector import (
 from ..model.arguments import BODY_MAX_BYTES, LISTED_MAX_CHARS, arguments, cut
 from ..model.dead_job import DeadJob, utc
 from ..model.foreign import one_line
+from ..model.humanize import command
 from ..model.job import (
     UNREADABLE,
     Counters,
@@ -48,8 +51,8 @@ from .job_texts import DEAD
 from .jobs import retries_of
 from .overview import lists_with_jobs, owner_rows, run_seconds
 
-#: Characters of a part of an id that are searched for. A whole id is not cut: no job would have it.
-PART_MAX_CHARS = 200
+#: Characters of the text of a search by a part. No task has so long a name.
+PART_MAX_CHARS = 300
 
 #: A whole id, as Celery makes it, or a digest.
 WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{40}")
@@ -71,31 +74,43 @@ ORDER = (RUNNING, RESERVED, PROBATION, PARKED, WAITING, DEAD)
 def one_job(inspector: Inspector, id: str) -> dict[str, Any]:
     """Return the jobs with this id (a retry has the id of the first try) that a limited search
     finds, what was examined to find them, and the server's time. ``jobs`` is empty if none was
-    found."""
-    found = _Finder(inspector, Sought(id))
-    jobs = sorted(found.jobs(), key=lambda job: ORDER.index(job["state"]))
-    return {
-        "id": id,
-        "server_time": utc(found.now / 1000),
-        "jobs": jobs,
-        "examined": found.examined,
-    }
+    found. ``more``: not all jobs were examined, so that others may match."""
+    return _document(id, _Finder(inspector, Sought(id)))
 
 
 def find_jobs(inspector: Inspector, text: str) -> dict[str, Any]:
     """Return the jobs in all states whose task's name or task id contains a text, without regard to
-    case, each with its state; about ``FOUND_MOST`` of each kind of place. ``more``: a kind of place
-    may have others. A whole task id, or a digest, finds what ``one_job`` finds."""
-    text = text.strip()[:PART_MAX_CHARS]
+    case, each with its state; about ``FOUND_MOST`` of each kind of place. ``more``: not all jobs
+    were examined, so that others may match. A whole task id, or a digest, finds what ``one_job``
+    finds.
+
+    Raises:
+        BadFilter: the text is longer than ``PART_MAX_CHARS``: no name would be found by it.
+    """
+    text = text.strip()
     # An asterisk stands for anything in the filters of the other commands and views. Asterisks
     # alone are searched for as an id.
     part = text.strip("*")
     if WHOLE_ID.fullmatch(text) or not part:
-        return {**one_job(inspector, text), "more": False}
-    finder = _Finder(inspector, Sought(part, is_part=True))
+        return one_job(inspector, text)
+    if len(part) > PART_MAX_CHARS:
+        raise BadFilter(
+            f"the text of a search must have {PART_MAX_CHARS} characters at most, got {len(part)}: "
+            f"use a part of it. `{command()} jobs show` accepts a whole id of any length"
+        )
+    return _document(text, _Finder(inspector, Sought(part, is_part=True)))
+
+
+def _document(text: str, finder: _Finder) -> dict[str, Any]:
+    """Search, and return the document of the jobs that were found."""
     jobs = sorted(finder.jobs(), key=lambda job: ORDER.index(job["state"]))
-    document = {"id": text, "server_time": utc(finder.now / 1000), "jobs": jobs}
-    return {**document, "examined": finder.examined, "more": finder.is_cut}
+    return {
+        "id": text,
+        "server_time": utc(finder.now / 1000),
+        "jobs": jobs,
+        "examined": finder.examined,
+        "more": finder.is_cut,
+    }
 
 
 class _Finder:
@@ -114,7 +129,7 @@ class _Finder:
         self.queues = sorted(lists | lists_with_jobs(inspector) | {*inspector.registry.served()})
         #: The places that were examined, each with the number of its jobs, and of those examined.
         self.examined: list[dict[str, Any]] = []
-        #: True if a kind of place may have further jobs that match.
+        #: True if the search of a kind of place ended before its last job.
         self.is_cut = False
 
     def jobs(self) -> Iterator[dict[str, Any]]:
@@ -122,16 +137,20 @@ class _Finder:
         in_flight_jobs = self.inspector.in_flight_jobs
         claims = in_flight_jobs.claims([*self.owners])
         landing = _landing_lists(self.held)
+        results: list[Search] = []
+        landed_size = in_flight_jobs.landed_count(landing)
         claimed, landed = search.in_claims(sought, claims), search.in_lists(sought, landing)
-        found = [*claimed.jobs, *landed.jobs]
-        size = len(claims) + in_flight_jobs.landed_count(landing)
-        self._add_examined("in flight", claimed.examined + landed.examined, size, len(found))
+        in_flight = Search(
+            [*claimed.jobs, *landed.jobs],
+            claimed.examined + landed.examined,
+            claimed.is_cut or landed.is_cut,
+        )
+        self._add_examined("in flight", in_flight, len(claims) + landed_size)
+        results.append(in_flight)
 
         parked = self.inspector.parked.sizes(self.inspector.parked.lists())
-        result = search.in_parked(sought, parked)
-        size = sum(parked.values())
-        self._add_examined("scheduled", result.examined, size, len(result.jobs))
-        found += result.jobs
+        results.append(search.in_parked(sought, parked))
+        self._add_examined("scheduled", results[-1], sum(parked.values()))
 
         suspects = [
             JobPlace(PROBATION, queue_list=name) for name in self.inspector.suspects.lists()
@@ -140,19 +159,43 @@ class _Finder:
         for label, places, column in (("on probation", suspects, 1), ("waiting", waiting, 0)):
             lengths = self.inspector.queues.lengths([place.queue_list for place in places])
             sizes = [pair[column] for pair in lengths]
-            result = search.in_lists(sought, places)
-            size = sum(n for n in sizes if isinstance(n, int))
-            self._add_examined(label, result.examined, size, len(result.jobs))
-            found += result.jobs
-        dead, examined = search.in_dead_set(sought)
-        self._add_examined("in the dead set", examined, len(self.inspector.dead_set), len(dead))
-        if not (found or dead):
-            found += self._claimed_meanwhile(claims)
+            results.append(search.in_lists(sought, places))
+            self._add_examined(label, results[-1], sum(n for n in sizes if isinstance(n, int)))
+        dead = search.in_dead_set(sought)
+        self._add_examined("in the dead set", dead, len(self.inspector.dead_set))
+        found = self._without_moved(results, dead)
+        if not (found or dead.jobs):
+            found = [*self._claimed_meanwhile(claims)]
 
         counters = self.inspector.strikes.counters([digest(job.payload) for job in found])
         for job, history in zip(found, counters, strict=True):
             yield self._alive(*job, history)
-        yield from map(self._dead, dead)
+        yield from map(self._dead, dead.jobs)
+
+    def _without_moved(self, results: Sequence[Search], dead: DeadSearch) -> list[SeenJob]:
+        """Return the jobs of some searches, in their order, each once. If a job moved during the
+        search (it was requeued, say), one search found it at its old place, and a later one at its
+        new place, which counts."""
+        found: list[SeenJob] = []
+        found_later = {job.payload for job in dead.jobs}
+        for result in reversed(results):
+            jobs = [
+                job
+                for job in result.jobs
+                if job.payload not in found_later or self._is_still_there(job)
+            ]
+            found = [*jobs, *found]
+            found_later |= {job.payload for job in jobs}
+        return found
+
+    def _is_still_there(self, job: SeenJob) -> bool:
+        """Return whether a job is where it was found. A second message of the same bytes, which a
+        person has copied, may be elsewhere: it is another job."""
+        search, same = self.inspector.search, Sought(digest(job.payload))
+        if job.claim_id:  # no other claim has this id
+            claim = SeenClaim(job.place.owner, job.claim_id, job.runs)
+            return bool(search.in_claims(same, [claim]).jobs)
+        return bool(search.in_lists(same, [job.place]).jobs)
 
     def _claimed_meanwhile(self, searched: Sequence[SeenClaim]) -> Iterator[SeenJob]:
         """Search the jobs that were claimed during the search. Such a job left its queue before the
@@ -170,9 +213,10 @@ class _Finder:
         ]
         yield from self.inspector.search.in_claims(self.sought, new).jobs
 
-    def _add_examined(self, label: str, examined: int, size: int, found: int) -> None:
-        self.is_cut = self.is_cut or found >= FOUND_MOST
-        self.examined.append({"place": label, "examined": min(examined, size), "jobs": size})
+    def _add_examined(self, label: str, result: Search | DeadSearch, size: int) -> None:
+        self.is_cut = self.is_cut or result.is_cut
+        examined = min(result.examined, size)
+        self.examined.append({"place": label, "examined": examined, "jobs": size})
 
     def _alive(
         self, place: JobPlace, payload: bytes, claim: str, runs: bool, counters: Counters

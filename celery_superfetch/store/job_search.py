@@ -63,8 +63,25 @@ class Sought(NamedTuple):
 class Search(NamedTuple):
     """The result of a search in one kind of place."""
 
-    jobs: Sequence[SeenJob] = ()
-    examined: int = 0
+    jobs: Sequence[SeenJob]
+    examined: int
+    is_cut: bool  # whether the search ended before the last job: others may match
+
+
+class DeadSearch(NamedTuple):
+    """The result of a search in the dead set; the fields are as those of ``Search``."""
+
+    jobs: Sequence[DeadJob]
+    examined: int
+    is_cut: bool
+
+
+class Matches(NamedTuple):
+    """The fields of hashes, or the lists, that one search examined."""
+
+    rows: list[tuple[int, bytes]]  # of each match: its position among them, and its payload
+    examined: int
+    is_cut: bool
 
 
 class JobSearch(Structure):
@@ -76,19 +93,20 @@ class JobSearch(Structure):
 
     def in_claims(self, sought: Sought, claims: Sequence[SeenClaim]) -> Search:
         """Search the claims of owners."""
-        claims = claims[:CLAIMS_SEARCHED]
-        fields = [(self.keys.private(claim.owner), claim.claim_id) for claim in claims]
-        found, examined = self._find(sought, fields)
+        some = claims[:CLAIMS_SEARCHED]
+        fields = [(self.keys.private(claim.owner), claim.claim_id) for claim in some]
+        rows, examined, is_cut = self._find(sought, fields)
         jobs = [
-            SeenJob(JobPlace("", claims[at].owner), payload, claims[at].claim_id, claims[at].runs)
-            for at, payload in found
+            SeenJob(JobPlace("", some[at].owner), payload, some[at].claim_id, some[at].runs)
+            for at, payload in rows
         ]
-        return Search(jobs, examined)
+        return Search(jobs, examined, is_cut or len(some) < len(claims))
 
     def in_lists(self, sought: Sought, places: Sequence[JobPlace]) -> Search:
         """Search the next ``LIST_SEARCHED`` jobs of each of some lists."""
-        found, examined = self._find(sought, [(self._in_flight_jobs.key_of(p), "") for p in places])
-        return Search([SeenJob(places[at], payload) for at, payload in found], examined)
+        keys = [(self._in_flight_jobs.key_of(place), "") for place in places]
+        rows, examined, is_cut = self._find(sought, keys)
+        return Search([SeenJob(places[at], payload) for at, payload in rows], examined, is_cut)
 
     def in_parked(self, sought: Sought, sizes: Mapping[str, int]) -> Search:
         """Search parked jobs for a task id: their names in the sorted set begin with it. For a
@@ -106,7 +124,8 @@ class JobSearch(Structure):
         # The name of a parked job does not say its digest, so the jobs whose names were compared
         # were not examined.
         by_digest = self.in_lists(sought, places)
-        return Search([*dict.fromkeys([*by_id.jobs, *by_digest.jobs])], by_digest.examined)
+        jobs = [*dict.fromkeys([*by_id.jobs, *by_digest.jobs])]
+        return Search(jobs, by_digest.examined, by_id.is_cut or by_digest.is_cut)
 
     def _in_names(
         self, sought: Sought, places: Sequence[JobPlace], sizes: Mapping[str, int]
@@ -135,31 +154,30 @@ class JobSearch(Structure):
                     cursors[place] = cursor
                 else:
                     del cursors[place]
-        return Search(jobs, examined)
+        return Search(jobs, examined, bool(cursors))
 
-    def in_dead_set(self, sought: Sought) -> tuple[list[DeadJob], int]:
-        """Search the newest dead jobs; return those that were found, and how many were examined."""
+    def in_dead_set(self, sought: Sought) -> DeadSearch:
+        """Search the newest dead jobs."""
         rows = self.client.zrange(self.keys.dead, -DEAD_SEARCHED, -1)[::-1]
         names = [row.decode(errors="replace") for row in rows]
-        found, examined = self._find(sought, [(self.keys.dead_jobs, name) for name in names])
+        found, examined, is_cut = self._find(
+            sought, [(self.keys.dead_jobs, name) for name in names]
+        )
         ids = {names[at] for at, _ in found}
         # An id in the dead set is a digest; a number follows if there are two of the same bytes.
         if FULL_ID.fullmatch(sought.id):
             ids |= {name for name in names if sought.id in (name, name.partition("-")[0])}
-        return [*self._dead.exact_many(sorted(ids)).values()], examined
+        is_cut = is_cut or (len(rows) == DEAD_SEARCHED and len(self._dead) > DEAD_SEARCHED)
+        return DeadSearch([*self._dead.exact_many(sorted(ids)).values()], examined, is_cut)
 
-    def _find(
-        self, sought: Sought, fields: Sequence[tuple[str, str]]
-    ) -> tuple[list[tuple[int, bytes]], int]:
-        """Search the fields of some hashes, or lists (those whose field is empty). Return for each
-        job that was found its position in ``fields`` and its payload, and how many were
-        examined."""
+    def _find(self, sought: Sought, fields: Sequence[tuple[str, str]]) -> Matches:
+        """Search the fields of some hashes, or lists (those whose field is empty)."""
         found: list[tuple[int, bytes]] = []
-        at = examined = 0
+        at = examined = cut_count = 0
         while at < len(fields) and len(found) < FOUND_MOST:
             some = fields[at : at + SEARCHES_PER_SCRIPT]
             args = [*sought.args, LIST_SEARCHED, JOBS_PER_COMMAND, *(field for _, field in some)]
-            keys, jobs, *pairs = self.scripts.run("find", [key for key, _ in some], args)
+            keys, jobs, is_cut, *pairs = self.scripts.run("find", [key for key, _ in some], args)
             found += [(at + pairs[n] - 1, pairs[n + 1]) for n in range(0, len(pairs), 2)]
-            at, examined = at + keys, examined + jobs
-        return found, examined
+            at, examined, cut_count = at + keys, examined + jobs, cut_count + is_cut
+        return Matches(found, examined, bool(cut_count) or at < len(fields))

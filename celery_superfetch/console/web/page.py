@@ -21,8 +21,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ...errors import JobNotFound, SuperfetchError
-from ..one_job import PART_MAX_CHARS
+from ...errors import BadFilter, JobNotFound, SuperfetchError
 from ..recurring import next_of, notes_of
 from .access import HEADERS, Access, Headers
 from .audit_page import AuditPage
@@ -57,6 +56,9 @@ FULL = (
     "its memory is full (maxmemory). Make room (the view Server shows what fills it), or raise "
     "maxmemory, and try again."
 )
+#: Class of an error -> status of its answer; of others it is 503.
+STATUS_BY_ERROR: dict[type[Exception], int] = {JobNotFound: 404, BadFilter: 400}
+
 READ_ONLY = "This page is read-only. To change jobs, start it with --allow-changes."
 ASK_FOR_TOKEN = "Enter the token with which this page was started."
 CODE_REFUSED = (
@@ -196,7 +198,7 @@ class Page:
 
     def find(self, request: Request) -> Response:
         """Search the jobs of all states for a part of an id, or of a task's name."""
-        text = request.query_params.get("text", "").strip()[:PART_MAX_CHARS]
+        text = request.query_params.get("text", "").strip()
         found = self._cache.find(text) if text.strip("*") else None
         return self._frame.render(request, "find.html", **words_of_search(text, found))
 
@@ -271,7 +273,7 @@ class Page:
 
     def failed(self, request: Request, exc: Exception) -> Response:
         """Answer an error with a page."""
-        status, text = 404 if isinstance(exc, JobNotFound) else 503, str(exc)
+        status, text = STATUS_BY_ERROR.get(type(exc), 503), str(exc)
         if isinstance(exc, HTTPException):
             status, text = exc.status_code, exc.detail
         busy = isinstance(exc, Busy)

@@ -6,18 +6,19 @@
 --       bytes of jobs that are enough for one script, jobs of a list to examine at most, jobs of one read
 --       of a list, then for each key the field of a hash: a claim id, or the id of a dead job; empty: the
 --       key is a list, whose next jobs are examined, or a sorted set
--- Returns: how many keys were examined, how many jobs, then for each job that was found the position of its
---       key, from 1, and its payload. A job with the id in another part of its message is not found: its
---       parent's id, say
+-- Returns: how many keys were examined, how many jobs, 1 if one of these keys has jobs that were not examined,
+--       then for each job that was found the position of its key, from 1, and its payload. A job with the id
+--       in another part of its message is not found: its parent's id, say
 -- Crash: nothing was changed.
 local id, digest, is_part = ARGV[1], ARGV[2], ARGV[3] == '1'
 local wanted, room = tonumber(ARGV[4]), tonumber(ARGV[5])
 local most, page, OF_ALL = tonumber(ARGV[6]), tonumber(ARGV[7]), 7
 local ID_FIELDS = {id = true, correlation_id = true, task_id = true}
 local NAME_FIELDS = {'"task":', '"id":', '"correlation_id":', '"task_id":'}
--- Characters of a name that are compared, and fields of one name that are read: a message may have any number.
-local NAME_MAX, FIELDS_MAX = 300, 20
-local found, examined = {}, 0
+-- Bytes of a name that are compared (a blank, a quote, and 300, or as many as the part has), and fields of one
+-- name that are read: a message may have any number.
+local NAME_MAX, FIELDS_MAX = math.max(302, #id + 2), 20
+local found, examined, is_cut = {}, 0, 0
 local function has_part(payload)
   for _, field in ipairs(NAME_FIELDS) do
     local first, last = string.find(payload, field, 1, true)
@@ -45,8 +46,12 @@ local function examine(at, payload)
   if is_meant(payload) then found[#found + 1], found[#found + 2] = at, payload end
 end
 local function is_enough() return room <= 0 or #found >= 2 * wanted end
-local function examine_all(at, key)
-  local kind, first = redis.call('TYPE', key).ok, 0
+local function length_of(key, kind)
+  if kind == 'list' then return redis.call('LLEN', key) end
+  return kind == 'zset' and redis.call('ZCARD', key) or 0
+end
+local function examine_all(at, key, kind)
+  local first = 0
   while first < most and not is_enough() do
     local items = {}
     if kind == 'list' then
@@ -71,11 +76,13 @@ end
 for at, key in ipairs(KEYS) do
   local field = ARGV[OF_ALL + at]
   if field == '' then
-    examine_all(at, key)
+    local before, kind = examined, redis.call('TYPE', key).ok
+    examine_all(at, key, kind)
+    if examined - before < length_of(key, kind) then is_cut = 1 end
   else
     local payload = redis.pcall('HGET', key, field)
     if type(payload) == 'string' then examine(at, payload) end
   end
-  if is_enough() then return {at, examined, unpack(found)} end
+  if is_enough() then return {at, examined, is_cut, unpack(found)} end
 end
-return {#KEYS, examined, unpack(found)}
+return {#KEYS, examined, is_cut, unpack(found)}

@@ -6,6 +6,8 @@ from urllib.parse import quote
 
 import pytest
 
+from celery_superfetch.model.job import digest
+from celery_superfetch.store import job_search
 from support.forms import EVIL, Tags
 from support.workers.bench import payload
 
@@ -28,7 +30,7 @@ def test_a_job_that_waits_is_found_by_its_task_from_each_view(bench, browse):
     assert "No job was found." in browser.get("/find?text=nowhere").text
 
 
-@pytest.mark.parametrize("text", [EVIL, '"', "%", "*", "x" * 5000, "\\"])
+@pytest.mark.parametrize("text", [EVIL, '"', "%", "*", "x" * 300, "\\"])
 def test_no_text_and_no_job_is_markup(bench, browse, text):
     bench.push("mail", payload(EVIL, task=EVIL, argsrepr=EVIL))
     bench.owner(lists=["mail"])
@@ -51,3 +53,19 @@ def test_a_job_with_a_long_id_has_a_page(bench, browse):
     bench.push("mail", payload("x" * 300))
     assert browse().get(f"/jobs/{'x' * 300}").status_code == 200
     assert browse().get(f"/jobs/{'x' * 299}").status_code == 404
+
+
+def test_a_text_that_no_name_can_have_is_refused_and_not_cut(bench, browse):
+    bench.push("mail", payload("x" * 300))
+    answer = browse().get(f"/find?text={'x' * 5000}")
+    assert answer.status_code == 400
+    assert "must have 300 characters at most, got 5000" in answer.text
+
+
+def test_the_page_says_that_more_jobs_may_match(bench, browse, monkeypatch):
+    bench.owner(lists=["mail"])
+    bench.push("mail", *(payload(n) for n in range(30)))
+    assert "More may match" not in browse().get(f"/find?text={digest(payload(0))}").text
+    monkeypatch.setattr(job_search, "LIST_SEARCHED", 20)
+    page = browse().get(f"/find?text={digest(payload(0))}").text
+    assert "1 job found: 1 waiting. More may match: not all jobs were searched." in page
