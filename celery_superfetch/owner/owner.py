@@ -294,15 +294,17 @@ class Owner:
 
     @property
     def has_deferred_calls(self) -> bool:
-        """True if ``catch_up`` has deferred calls or announcements to make, or lost jobs to
-        examine."""
+        """True if ``catch_up`` has deferred calls or announcements to make, log lines to write, or
+        lost jobs to examine."""
         pending = self.leases.pending
-        return bool(self.deferred_calls or pending.has_announcements or pending.lost_jobs)
+        to_announce = pending.log_lines or pending.announcements
+        return bool(self.deferred_calls or to_announce or pending.lost_jobs)
 
     def catch_up(self) -> None:
         """Make the deferred calls and the announcements, and send what is pending; what fails now
         stays deferred."""
-        # The calls come first: one of them may replace the connections that would send the acks.
+        self.leases.write_log()  # first: the calls below fail while the server is away
+        # Before the send: one of the calls may replace the connections that would send the acks.
         for _ in range(len(self.deferred_calls)):
             try:
                 act = self.deferred_calls.popleft()
@@ -318,7 +320,7 @@ class Owner:
                     self.deferred_calls.append(act)
                 raise
         self.leases.flush()
-        self.leases.announce_lost()
+        self.leases.announce()
         self.leases.pending.lost_jobs.examine()
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
@@ -353,8 +355,9 @@ class Owner:
                 self.name,
                 exc,
             )
+        self.leases.write_log()  # the lines of what the channel requeued when it closed
         if not self.name:  # no longer registered: the maintenance thread passes over this owner
-            self.leases.announce_lost()
+            self.leases.announce()
 
     def _settle(self) -> None:
         """Send what is pending, and reconcile if a reply was lost."""
@@ -405,7 +408,7 @@ class Owner:
                     # With further heartbeats no peer would declare this owner dead, and no reaper
                     # would recover its jobs.
                     self._heartbeat_thread.stopped = True
-        self.leases.announce_lost()
+        self.leases.announce()
 
     def _end(self) -> None:
         """Unregister. If a blocking read may still bring a job, leave a tombstone for so long: the

@@ -17,7 +17,7 @@ queue list). Each script is atomic, so no job is ever between two places.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import time
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -65,6 +65,11 @@ FIRST_NUMBER_AT = 8
 NO_PAYLOADS: Mapping[str, bytes] = MappingProxyType({})
 
 
+def write_at_once(write: Callable[..., object], *args: Any) -> None:
+    """Write a log line."""
+    write(*args)
+
+
 class Claims(NamedTuple):
     """The reply to a claim."""
 
@@ -94,8 +99,14 @@ class PrivateLists(Structure):
     """Jobs in flight (``superfetch:private:<owner>``), and jobs that a blocking read has moved away
     from a queue and no claim has taken yet (``superfetch:landing:<owner>:<queue list>``)."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, log: Callable[..., object] = write_at_once) -> None:
+        """
+        Arguments:
+            log: writes a log line, now or later: called with the function that writes it, and its
+                arguments.
+        """
         super().__init__(database)
+        self._log = log
         self._next_number = 0
 
     def _numbers(self, count: int) -> int:
@@ -201,7 +212,8 @@ class PrivateLists(Structure):
             if "WRONGTYPE" not in str(exc):
                 raise
             # As the scripts do: a key that another program wrote counts as no history.
-            logger.warning(
+            self._log(
+                logger.warning,
                 "celery_superfetch deleted key %s: it must hold a job's history, and was of "
                 "another type. The strikes of job %s count from 0 again. Find the program that "
                 "writes to superfetch keys.",
@@ -328,10 +340,11 @@ class PrivateLists(Structure):
         if odd:
             left_out = set(odd)
             claims = [name for name in claims if name not in left_out]
-            warn_once(
+            self._log(
+                warn_once,
                 f"Unknown fields in a private list (key={self.keys.private(owner)}, "
                 f"fields={len(odd)}): {', '.join(map(repr, odd[:3]))}. They stay there and never "
-                "run: read them with HGETALL, and push what is a job to its queue."
+                "run: read them with HGETALL, and push what is a job to its queue.",
             )
         running = frozenset(filter(claim_number, claims)).difference(waiting)
         return Held(sorted(claims, key=claim_number, reverse=True), running)

@@ -1,4 +1,4 @@
-"""What users do when they are told of a loss is not done by the heart (C3)."""
+"""A receiver of a loss, or a log handler, that blocks holds up no heartbeat (C3) and no job."""
 
 from __future__ import annotations
 
@@ -62,3 +62,33 @@ def test_a_receiver_of_a_loss_that_blocks_holds_up_no_other_job(
     block.unlink()
     eventually(lambda: db.stat("ownership_lost") == 1 and "other" in ledger.finishes())
     one.stop()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("without", ["", "log_lines_outside_of_sends"], ids=["", "control"])
+def test_a_log_handler_that_blocks_holds_up_no_job(
+    worker, shop, ledger, db, tmp_path, pool, without
+):
+    """Redis refuses to schedule a job, and the worker logs that. In the control the thread that has
+    the reply writes the line, and holds the lock of all jobs in flight meanwhile."""
+    block = tmp_path / "block"
+    block.touch()
+    env = {"HAPPENS": "slow_log", "BLOCK": str(block), "WITHOUT": without}
+    db.client.set("superfetch:parked:celery", "a text")
+    one = worker(pool=pool, options=QUICK, concurrency=2, env=env)
+    shop.run("running")
+    shop.note.apply_async(("later",), countdown=600)
+    eventually(block.with_suffix(".called").exists, message="the line is being written")
+    ledger.release("running")
+    shop.note.delay("other")
+    if without:
+        always(lambda: "other" not in ledger.finishes(), during=3.0, message="held up")
+    else:
+        eventually(lambda: {"running", "other"} <= {*ledger.finishes()}, message="they have run")
+        eventually(lambda: [*db.held().values()] == [["later"]], message="and are acked")
+        assert block.exists()
+    block.unlink()
+    eventually(lambda: "other" in ledger.finishes())
+    db.client.delete("superfetch:parked:celery")
+    one.stop()
+    assert one.log().count("could not be scheduled for later (jobs=1") == 1

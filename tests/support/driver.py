@@ -357,10 +357,18 @@ class Driver:
         lease = self._lease(job)
         lease.returns_after = Moment(lease.returns_after)
 
+    def log_at_once(self) -> None:
+        """Write each log line where its cause is found, also under the lock."""
+        self._in_flight.pending.log_lines.add = lambda write: write()  # type: ignore[method-assign]
+
+    def write_log(self) -> None:
+        """Write the log lines, as a maintenance thread does each second."""
+        self._in_flight.write_log()
+
     def act_as_announcing_ends(self, act: Callable[[], object]) -> None:
         """Call a function once, when a thread has announced all that it found and is about to let
         other threads announce."""
-        lock = self._in_flight.pending._announcing
+        lock = self._in_flight.pending.announcements._making
 
         class Lock:
             acquire = staticmethod(lock.acquire)
@@ -372,7 +380,7 @@ class Driver:
                 lock.release()
 
         calls = [act]
-        self._in_flight.pending._announcing = Lock()  # type: ignore[assignment]
+        self._in_flight.pending.announcements._making = Lock()  # type: ignore[assignment]
 
     # -- what a lost reply, a death or the end of the process does
 
@@ -423,7 +431,7 @@ class Driver:
     def learn(self, owner: str) -> None:
         """Learn that an owner was declared dead: announce the running jobs, requeue the others."""
         self._in_flight.lose_all(owner)
-        self._in_flight.announce_lost()
+        self._in_flight.announce()
 
     def leave(self) -> None:
         """Requeue all jobs in flight, as at the end of the process."""
@@ -464,7 +472,7 @@ class Driver:
         """Recover or dead-letter a job whose run was lost; return the dead job. If its claim is
         gone, announce that."""
         dead = self._settlement.recover_or_kill(self._lease(job), reason, sender, limits, **how)
-        self._in_flight.announce_lost()
+        self._in_flight.announce()
         return dead
 
     def kill_if_over_limit(self, job: Job, sender: Any, limits: Limits) -> DeadJob | None:

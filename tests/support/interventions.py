@@ -72,10 +72,15 @@ def announce_in_sends() -> None:
     def flush_and_announce(self: PendingLeases, *args: Any, **how: Any) -> Any:
         with self.lock:
             reply = flush(self, *args, **how)
-            self.announce_lost()
+            self.announcements.make()
             return reply
 
     PendingLeases.flush = flush_and_announce
+
+
+def log_at_once() -> None:
+    """Write each log line where its cause is found, also under the lock of all leases."""
+    PendingLeases.log_later = lambda self, log, *args: log(*args)
 
 
 def reconcile_nothing() -> None:

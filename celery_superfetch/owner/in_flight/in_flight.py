@@ -264,7 +264,8 @@ class InFlight:
                 # connection. The next send opens another.
                 self.pending.flush()
         except RedisError as exc:
-            logger.warning(NOT_YET, self.leases.counts[State.RETURNING], exc)
+            returning_count = self.leases.counts[State.RETURNING]
+            self.pending.log_later(logger.warning, NOT_YET, returning_count, exc)
 
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left by another way than an ack, a requeue or a park."""
@@ -335,16 +336,16 @@ class InFlight:
             return len(strays)
 
     def lose(self, lease: Lease) -> None:
-        """Forget a job whose claim is gone from the server. The next ``announce_lost`` announces
-        that its ownership was lost, unless ``lose_all`` did that before."""
+        """Forget a job whose claim is gone from the server. The next ``announce`` announces that
+        its ownership was lost, unless ``lose_all`` did that before."""
         self.drop(lease)
         if not lease.is_taken_away:
             self.pending.add_lost(lease.job)
 
     def lose_all(self, owner: str) -> None:
         """Give up an owner that a peer declared dead, or that the server has forgotten: requeue its
-        jobs that wait to be started, and have the next ``announce_lost`` announce that ownership of
-        its running jobs was lost. If the private list no longer has a job that is to be requeued,
+        jobs that wait to be started, and have the next ``announce`` announce that ownership of its
+        running jobs was lost. If the private list no longer has a job that is to be requeued,
         ``LostJobs`` finds out later what became of it.
 
         A job whose run has ended without an ack (``has_run``) is not announced here: ``Settlement``
@@ -363,10 +364,16 @@ class InFlight:
                     lease.is_taken_away = True
                     self.pending.add_lost(lease.job)
 
-    def announce_lost(self) -> None:
-        """Announce the jobs whose ownership was lost (log, signal, counter). The receivers of the
-        signal may take long, so a worker's maintenance thread calls this, and not its loop."""
-        self.pending.announce_lost()
+    def announce(self) -> None:
+        """Write the log lines, and announce the jobs whose ownership was lost (log, signal,
+        counter). Log handlers and receivers of the signal may take long. So a worker's maintenance
+        thread calls this, and not its loop, and the lock must not be held."""
+        self.write_log()
+        self.pending.announcements.make()
+
+    def write_log(self) -> None:
+        """Write the log lines alone: that needs no server. The lock must not be held."""
+        self.pending.log_lines.make()
 
     # -- what is sent
 
@@ -386,7 +393,7 @@ class InFlight:
         may fetch no more. The lock must not be held."""
         self.pending.flush(wait=wait)
         if not self.executor.endless:
-            self.announce_lost()
+            self.announce()
 
     def post(self) -> None:
         """Send what is pending, and read the replies later."""

@@ -1,7 +1,7 @@
 """The announcement that this process has lost the ownership of a job: in the log, in the counters
 and by a signal.
 
-``PendingLeases.announce_lost`` calls ``announce`` for jobs of three kinds: those whose ack found no
+``InFlight.announce`` calls ``announce`` for jobs of three kinds: those whose ack found no
 claim; those that ran when their owner was declared dead; and those whose recovery by ``Settlement``
 found no claim. In a worker the maintenance thread does so, or the thread in which an owner leaves;
 in a plain consumer its own thread. By then the claim is gone from the server, or a reaper is about

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from threading import RLock
@@ -43,6 +43,7 @@ from ...store.private_lists import PrivateLists
 from ...store.redis.call import Call
 from ...store.redis.pipeline import Command, Pipeline, no_report
 from ...store.stats import Stats
+from .later_calls import LaterCalls
 from .lease import HELD, RUNS, Event, Lease, Leases, State
 from .lost_jobs import LostJobs
 from .lost_ownership import announce
@@ -80,7 +81,7 @@ class PendingLeases:
 
     def __init__(self, database: Database, leases: Leases) -> None:
         self.leases = leases
-        self.lists = PrivateLists(database)
+        self.lists = PrivateLists(database, self.log_later)
         self.stats = Stats(database)
         self.parked, self.parking = ParkedJobs(database), Parking()
         self.lost_jobs = LostJobs(database)
@@ -100,8 +101,8 @@ class PendingLeases:
         self._is_sending = False
         self._must_send_again = False  # leases became pending during a send
         self._refusal: Exception | None = None  # the latest error with which the server answered
-        self._lost: deque[Job] = deque()  # whose loss of ownership is to be announced
-        self._announcing = RLock()  # held by the thread that announces; re-entrant for receivers
+        self.announcements = LaterCalls()  # of jobs whose ownership was lost
+        self.log_lines = LaterCalls()
 
     # -- what is to be sent
 
@@ -153,34 +154,16 @@ class PendingLeases:
             lease.delay_ms = delay_ms + EARLY_MS
             self.add(lease)
 
-    # -- the announcements
-
-    @property
-    def has_announcements(self) -> bool:
-        """Return whether ``announce_lost`` has something to announce."""
-        return bool(self._lost)
+    # -- what the user's code gets, when the lock is released
 
     def add_lost(self, job: Job) -> None:
-        """Add a job whose ownership was lost: the next ``announce_lost`` announces it."""
-        self._lost.append(job)
+        """Add a job whose ownership was lost: the next ``InFlight.announce`` announces it."""
+        self.announcements.add(partial(announce, job, self.stats))
 
-    def announce_lost(self) -> None:
-        """Announce the jobs whose ownership was lost, each once, in the order in which this process
-        found it out. If another thread is announcing, it announces these jobs as well.
-
-        The receivers are the user's, and may take long. So the caller must not hold the lock: no
-        other thread could claim, start or ack meanwhile.
-        """
-        # ``_lost`` is checked again after each release: just before it, another thread may add a
-        # job, and not get the lock.
-        while self._lost and self._announcing.acquire(blocking=False):
-            try:
-                # One by one: if an announcement is interrupted (a killed greenlet, a signal handler
-                # that raises), the next call makes the others.
-                while self._lost:
-                    announce(self._lost.popleft(), self.stats)
-            finally:
-                self._announcing.release()
+    def log_later(self, log: Callable[..., object], *args: Any) -> None:
+        """Add a log line, which is written by ``log(*args)`` with the next ``InFlight.announce``:
+        here the lock may be held."""
+        self.log_lines.add(partial(log, *args))
 
     # -- the send
 
@@ -364,7 +347,7 @@ class PendingLeases:
             for lease in some:
                 lease.returns_after = monotonic() + REFUSED_INTERVAL
             self._unanswered += some
-            logger.error(NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
+            self.log_later(logger.error, NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
             return
         self._drop_moved(some, reply, State.RETURNING)
 
@@ -398,7 +381,8 @@ class PendingLeases:
                 lease.returns_after = self._parks_from
             self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
         self._must_send_again = True
-        logger.error(
+        self.log_later(
+            logger.error,
             "Jobs could not be scheduled for later (jobs=%d, queue=%s): %s. They are requeued. A "
             "worker that claims one before Redis accepts it may hold it in memory until it is due. "
             "Next try in %g s. Check Redis.",

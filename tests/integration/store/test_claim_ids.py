@@ -115,4 +115,5 @@ def test_what_no_claim_of_ours_wrote_is_no_reason_to_fail_and_is_told_of(bench, 
     bench.client.hset(bench.keys.private(owner.owner), mapping=odd)
     claims = bench.lists.held(owner.owner).claims
     assert claims == [job.claim_id, "no number:mail"]
+    bench.driver.write_log()
     assert "fields=4): '', '?', '\ufffd:mail'. They stay there" in caplog.text, "three by name"

@@ -6,6 +6,7 @@ goes whose path is in the environment.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -229,6 +230,18 @@ def slow_receiver() -> None:
         while_there_is("BLOCK")
 
     ownership_lost.connect(slow, weak=False)
+
+
+def slow_log() -> None:
+    """A log handler takes time for lines about the jobs in flight: until a file is gone."""
+
+    class SlowHandler(logging.Handler):
+        def handle(self, record: logging.LogRecord) -> bool:
+            Path(os.environ["BLOCK"]).with_suffix(".called").touch()
+            while_there_is("BLOCK")
+            return True
+
+    logging.getLogger("celery_superfetch.owner.in_flight").addHandler(SlowHandler())
 
 
 def slow_loop() -> None:

@@ -356,6 +356,12 @@ def announcements_outside_of_sends() -> None:
     interventions.announce_in_sends()
 
 
+def log_lines_outside_of_sends() -> None:
+    """A log line about the jobs in flight is written by the thread that finds its cause, which
+    holds the lock meanwhile."""
+    interventions.log_at_once()
+
+
 def pulse() -> None:
     """Under gevent the heart is a greenlet, and hangs with the hub."""
     heartbeat_thread.threads_are_greenlets = lambda: False

@@ -175,6 +175,7 @@ def test_a_return_whose_reply_was_lost_goes_back_once(server, hasty, owner, lost
     server.pause()
     held.requeue([claimed.job])  # does not raise: it is called at close and at exit
     assert held.returning_count == 1
+    held.write_log()
     assert "Requeue failed (jobs=1)" in caplog.text
     server.resume()
     held.flush()
