@@ -19,7 +19,8 @@ class ConfigError(SuperfetchError, ValueError):
 
 
 class UnsupportedBroker(SuperfetchError):
-    """The broker or the platform cannot be used: not Redis, an old server, Windows, say."""
+    """The broker or the platform cannot be used. For example, the broker is not Redis, the server
+    is too old, or the platform is Windows."""
 
 
 class UnsupportedVersion(SuperfetchError):
@@ -70,7 +71,7 @@ class PoisonPill(SuperfetchError):
         fields = dict(facts or {})
         super().__init__(text, fields)
         self.reason = str(fields.get("reason", ""))  #: Reason for its move to the dead set.
-        #: Number of its recoveries that may have been its own fault.
+        #: Number of its strikes: lost runs for which the job itself may be to blame.
         self.strikes = int(fields.get("strikes", 0))
         #: Number of times that an owner lost it, the last one included.
         self.recoveries = int(fields.get("recoveries", 0))

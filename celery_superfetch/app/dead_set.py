@@ -76,20 +76,21 @@ class DeadSet(store.DeadSetStore):
     >>> with DeadSet(app) as dead:
     ...     dead.retry_all(task="shop.charge", newer_than=3600)
 
-    Methods select jobs by conditions (``task``, ``queue``, ``reason``, ``older_than``,
-    ``newer_than``), or one job by its id or its Celery task id, or by the start of either;
-    ``delete`` takes only whole ids of the dead set (``job.id``).
+    Some methods select jobs by conditions (``task``, ``queue``, ``reason``, ``older_than``,
+    ``newer_than``). Others select a job by its id in the dead set, by its Celery task id, or by the
+    start of either. ``delete`` takes only whole ids of the dead set (``job.id``).
 
     Iterate over it for all jobs, the newest first; ``len()`` says how many there are.
 
     Arguments:
         app: the app, after ``install(app)``.
-        client: a client for the broker's database; None: it makes one, which ``close`` closes.
+        client: a client for the broker's database; None: the dead set makes one, and ``close``
+            closes it.
 
     Raises:
         ConfigError: an option of the app is misspelt or impossible.
         UnsupportedBroker: the app's broker is not Redis.
-        redis.exceptions.RedisError: it cannot be reached.
+        redis.exceptions.RedisError: the broker cannot be reached.
     """
 
     def __init__(self, app: Celery, client: Redis | None = None) -> None:

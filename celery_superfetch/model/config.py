@@ -70,9 +70,9 @@ class Config:
     two missed heartbeats (10 s), if its connections are gone, too."""
 
     owner_ttl: Seconds = 60.0
-    """A worker without a heartbeat for so long is declared dead, even if the server still has its
-    connections. A worker whose event loop hangs for so long reports itself hung. Choose it longer
-    than any pause of a live worker, and at least twice `heartbeat_interval`."""
+    """A worker that sends no heartbeat for this time is declared dead, even if the server still has
+    its connections. A worker whose event loop hangs for this time reports itself hung. Choose a
+    time longer than any pause of a live worker, and at least twice `heartbeat_interval`."""
 
     reap_interval: Seconds = 10.0
     """The time between two reap passes over all workers. It is also the schedule of the reap task
@@ -98,24 +98,24 @@ class Config:
     `superfetch_stop_limit`. None: never."""
 
     dead_limit: Jobs = 10_000
-    """The dead set keeps at most so many jobs of this app. The oldest are deleted, counted
-    (`dead_dropped`) and logged. If you lower the limit, each pass drops 100 jobs at most. Messages
-    that never ran are counted apart: as many, and 64 MB. So are unparseable items: 1,000, and 16
-    MB. The figure is Sidekiq's."""
+    """The dead set keeps at most this many jobs of this app. The oldest are deleted, counted
+    (`dead_dropped`) and logged. If you lower the limit, each pass deletes 100 jobs at most. Two
+    kinds have separate limits: messages that never ran (the same number, and 64 MB), and
+    unparseable items (1,000, and 16 MB). The figure is Sidekiq's."""
 
     dead_ttl: Seconds = 180 * 86400.0
     """180 days. Older jobs of this app, and older unparseable items, are dropped from the dead
     set, counted and logged. The figure is Sidekiq's."""
 
     claim_limit: Jobs = 64
-    """One claim takes at most so many jobs, whatever the prefetch count allows. This bounds the
+    """One claim takes at most this many jobs, whatever the prefetch count allows. This bounds the
     size of a reply and the time that a script takes."""
 
     unknown_tasks: Text = "requeue"
     """What a worker does with a job whose task it does not know, or which Celery cannot decode or
-    calls invalid. `"requeue"`: while another worker may know the task, the job is tried again, 40
-    times at most. Otherwise it is moved to the dead set. `"discard"` is Celery's own way: the job
-    is dropped."""
+    calls invalid. `"requeue"`: the job is tried again later. If no other worker may know the task,
+    or the job was requeued 40 times already, it is moved to the dead set. `"discard"`: the job is
+    dropped, as Celery does."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,
@@ -123,8 +123,8 @@ class Config:
     evicts keys that expire, and you cannot change that. What is critical stays critical."""
 
     app_name: Text = ""
-    """The name of the Celery app (`app.main`): only its own app moves a job to the dead set. Do not
-    set it, because `install()` overwrites it."""
+    """The name of the Celery app (`app.main`). A worker moves a job of another app to the dead set
+    only if the job cannot be parsed. Do not set this option: `install()` overwrites it."""
 
     global_keyprefix: Text = ""
     """kombu's option. It stands before every key, also before those of this package. On a cluster

@@ -97,7 +97,7 @@ class DeadJob:
     app_name: str
     node: str  #: Celery's name of its last owner; empty for a kombu consumer
     owner: str  #: its last owner, the worker that had claimed it: ``host|pid|nonce``
-    strikes: int  #: number of its recoveries that may have been its own fault
+    strikes: int  #: number of its strikes: lost runs for which the job itself may be to blame
     recoveries: int  #: number of times that an owner lost it, the last one included
     #: Its lost runs, the oldest first; the last one led to the dead set. Each has ``owner``,
     #: ``reason``, ``strike`` (``exact``, ``suspect`` or empty) and ``at`` (s, server's clock).
@@ -126,8 +126,8 @@ class DeadJob:
 
     @property
     def died(self) -> float | None:
-        """The time when it was dead-lettered (s, by the server's clock); None if this process has
-        just done that, and has not read the time from the server."""
+        """The time when it was dead-lettered (s, by the server's clock). None if this process has
+        just dead-lettered it, and has not read the time from the server."""
         return self.died_at / 1000 if self.died_at else None
 
     def as_dict(self) -> dict[str, Any]:

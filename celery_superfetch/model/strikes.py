@@ -121,7 +121,7 @@ class Recovery:
     task: str | None = None  #: name of its task; None if the payload does not say
     task_id: str | None = None  #: Celery's id of the task; None if the payload does not say
     parsed: bool = True  #: False if the payload is no message that kombu could deliver
-    counted: bool = False  #: an earlier call has counted it and recovered the job (see ``latest``)
+    counted: bool = False  #: it was counted before, and the job was recovered then
     stops: int = 0  #: runs that were cut short because their worker was stopping, with this one
     stop_limit: int | None = None  #: stops at which it is dead-lettered; None: never
     #: Number of owners that died while it ran alongside other jobs, with this one.

@@ -106,8 +106,8 @@ class DeadSetStore(Structure):
         """Return some of the jobs that meet the conditions, the newest first.
 
         Arguments:
-            first: how many of the newest are skipped.
-            count: how many there are at most.
+            first: number of jobs to skip, from the newest on.
+            count: number of jobs to return at most.
             conditions: ``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``; none: all
                 jobs.
 

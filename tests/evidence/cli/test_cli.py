@@ -32,16 +32,22 @@ def test_the_page_on_status_has_each_field_of_its_document(cli, bench):
     """Programs rely on these."""
     bench.owner(lists=["celery"])
     page = (Path(__file__).parents[3] / "docs/operate/status.md").read_text()
-    table = page.partition("(status-as-data)=")[2].partition("(probes)=")[0]
-    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
-    texts = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    section = page.partition("(status-as-data)=")[2].partition("(probes)=")[0]
+    top, *parts = re.split(r"^\*\*`(\w+)`\*\*", section, flags=re.MULTILINE)
+    tables = zip(parts[::2], parts[1::2], strict=True)
+    fields = {name: fields_of_table(text) for name, text in tables}
     document = cli("status", "--json").json()
-    assert {*texts} == {*document}
+    assert fields_of_table(top) == {*document}
     for name in ("owners", "queues", "findings"):
-        fields = {field for row in document[name] for field in row}
-        assert fields <= {*re.findall(r"`(\w+)`", texts[name])}, name
+        assert {field for row in document[name] for field in row} <= fields[name], name
     for name in ("dead_set", "lost"):
-        assert {*document[name]} == {*re.findall(r"`(\w+)`", texts[name])}, name
+        assert {*document[name]} == fields[name], name
+
+
+def fields_of_table(text: str) -> set[str]:
+    """The names in the first column of a table."""
+    cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 # -- status and reap -----------------------------------------------------------------------------

@@ -200,7 +200,7 @@ def test_a_key_of_another_program_that_is_called_unacked_hides_nothing(cli, db):
 def test_whoever_has_the_permissions_of_the_page_sees_all(cli, user):
     page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md"
     [line] = re.findall(r"ACL SETUSER shop on >password (.*?)```", page.read_text(), re.DOTALL)
-    [more] = re.findall(r"The user that runs `celery superfetch`:\*\* `([^`]+)`", page.read_text())
+    [more] = re.findall(r"The commands and the web page:\*\* `([^`]+)`", page.read_text())
     url = user(*line.split(), *more.split())
     with redis.Redis.from_url(url) as client:
         bench = Bench(client)

@@ -242,7 +242,7 @@ def test_a_reservation_ends_by_itself(dead, bench):
 def test_the_permissions_that_the_docs_name_suffice(fresh_server, make_app):
     docs = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "options.md").read_text()
     [worker] = re.findall(r"ACL SETUSER shop on >password (.*?)```", docs, re.DOTALL)
-    [more] = re.findall(r"on\s+\[the dead set\]\S+ `([^`]+)`", docs)
+    [more] = re.findall(r"jobs\s+of\s+\[the dead set\]\S+\s+also\s+`([^`]+)`", docs)
     own = fresh_server()
     root = own.client()
     password = [">password", *worker.split()]
