@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import asdict
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import click
-from kombu.utils.functional import retry_over_time
 
 from .progress import ProgressLine
 from .session import (
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 MOST_QUEUES = 10  # queue lists that a line names
+CONSUMERS_INTERVAL_S = 1.0  # seconds between two looks for stock consumers
 
 _wait = quantity(
     "--wait", SECONDS, 0.0, "SECONDS", "Wait at most this long for running workers to end."
@@ -70,7 +71,9 @@ def migrate(session: Session, wait: float, **options: Any) -> None:
     with routes_of(session.app) as routes:
         unacked = Unacked(session.reaper.database, *unacked_of(session.app))
         with _recorded(session, "migrate", bool(options["dry_run"])) as entry:
-            report = _patiently(session, wait, lambda: take_over(unacked, routes, **options))
+            report = _patiently(
+                session, wait, lambda: take_over(unacked, routes, **options), CONSUMERS_INTERVAL_S
+            )
             if entry:
                 text = f"requeued {report.requeued} of {number(report.found, 'unacked job')}"
                 entry.end(text, report.requeued, len(report.left))
@@ -102,7 +105,7 @@ def rollback(session: Session, wait: float, **options: bool) -> None:
         interruptible(lambda: f"{number(attempt.moved, 'job')} requeued."),
         _recorded(session, "rollback", options["dry_run"]) as entry,
     ):
-        report = _patiently(session, wait, lambda: attempt.run(**options))
+        report = _patiently(session, wait, lambda: attempt.run(**options), attempt.onlooker.pause_s)
         if entry:
             text = f"requeued {number(report.requeued, 'job')}, {number(report.errors, 'error')}"
             entry.end(text, report.requeued)
@@ -144,17 +147,29 @@ def _remove_beat_rows(report: RolledBack) -> None:
         )
 
 
-def _patiently(session: Session, wait: float, run: Callable[[], Any]) -> Any:
-    """Try each second until no worker is in the way, or the time is over."""
+def _patiently(session: Session, wait: float, run: Callable[[], Any], pause_s: float) -> Any:
+    """Try until no worker is in the way, or the time is over.
+
+    Arguments:
+        wait: for how many seconds. They begin after the first try, which takes long in a large
+            database: a worker of another host is found dead only by looks over its `owner_ttl`.
+        pause_s: seconds between two tries.
+    """
     from ..errors import StillInUse
 
-    def say(exc: Exception, _: object, tries: int) -> float:
-        if not (tries or session.as_json):
-            complain(f"{exc}\n\nWaiting for them, at most {wait:g} s ...")
-        return 1.0
-
-    tries = None if wait else 0
-    return retry_over_time(run, StillInUse, errback=say, max_retries=tries, timeout=wait)
+    end: float | None = None
+    while True:
+        try:
+            return run()
+        except StillInUse as exc:
+            if end is None:
+                end = monotonic() + wait
+                if wait and not session.as_json:
+                    complain(f"{exc}\n\nWaiting for them, at most {wait:g} s ...")
+            left = end - monotonic()
+            if left <= 0:
+                raise
+        sleep(min(pause_s, left))
 
 
 def _say(session: Session, report: Any, lines: Iterable[str]) -> None:

@@ -31,9 +31,19 @@ def remove_beat_rows(*, dry_run: bool = False) -> list[str]:
     return names
 
 
+def _has_settings() -> bool:
+    """Return whether Django has settings in this process, or an environment variable names some;
+    configure nothing. That Django is loaded does not say so: kombu loads it wherever it is
+    installed."""
+    if "DJANGO_SETTINGS_MODULE" in os.environ:
+        return True
+    conf = sys.modules.get("django.conf")
+    return conf is not None and bool(conf.settings.configured)
+
+
 def _stored_rows() -> Any:
     """Return the rows as a QuerySet, or None where this process has no such table."""
-    if "django" not in sys.modules and "DJANGO_SETTINGS_MODULE" not in os.environ:
+    if not _has_settings():
         return None
     try:
         django, apps = import_module("django"), import_module("django.apps").apps

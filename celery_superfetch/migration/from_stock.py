@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from redis.exceptions import ConnectionError, TimeoutError
+
 from ..errors import StillInUse
+from ..model.foreign import class_name, message_of
 from ..model.humanize import number
 from ..model.job import parse
 from ..store.database import chunks
@@ -100,7 +103,14 @@ def take_over(
         for job in unacked.read(some):
             payload, exchange, routing_key = job.read()
             message, task, task_id, *_ = parse(payload)
-            lists, why = way_of(message, exchange, routing_key)
+            try:
+                lists, why = way_of(message, exchange, routing_key)
+            except (ConnectionError, TimeoutError):
+                raise  # the server is away, which is no fault of this job
+            except Exception as exc:
+                # Whatever program wrote the entry chose its names and its priority. If an error
+                # over one of them ended the command, no job after this one would ever move.
+                lists, why = {}, f"its queue cannot be found: {class_name(exc)}: {message_of(exc)}"
             if why:
                 tag = job.tag.decode(errors="replace")
                 report.left.append(Left(tag, why, task, task_id, exchange, routing_key))

@@ -41,9 +41,17 @@ class UnackedEntry(NamedTuple):
             with suppress(KeyError):
                 for flags in message["headers"], message["properties"]["delivery_info"]:
                     flags["redelivered"] = True
+            payload = json.dumps(message).encode()
         except UNREADABLE:
             return b"", "", ""
-        return json.dumps(message).encode(), exchange or "", routing_key or ""
+        # A number is the name of a queue to kombu, too; a list or a dictionary is none.
+        if any(isinstance(name, (list, dict)) for name in (exchange, routing_key)):
+            return b"", "", ""
+        return payload, _name(exchange), _name(routing_key)
+
+
+def _name(value: Any) -> str:
+    return str(value) if value else ""
 
 
 @dataclass(frozen=True)
@@ -129,8 +137,10 @@ class Unacked(Structure):
         Args:
             jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
                 Each has one queue list at least, or the job would be gone; a message of a fanout
-                or topic exchange may have several.
+                or topic exchange may have several. Without any job nothing is sent.
         """
+        if not jobs:
+            return []  # ``read`` would ask for the scores of no tag, which redis-py refuses
 
         def transaction(pipe: Any) -> list[UnackedEntry]:
             same = [job for job in self.read([job.tag for job in jobs], pipe) if job in jobs]

@@ -1,9 +1,10 @@
 """Requeues the jobs in flight, on probation and scheduled, so that stock kombu can go on.
 
-`superfetch rollback` (``cli/stock.py``) calls ``Rollback.run``, with `--wait` once a second until
-no worker lives. An owner is marked reaped before its jobs are moved, and each job moves by one
-script. If the process dies, each job is in one place, and a job that did not move stays there until
-`rollback` is called again, or a worker of this package reaps.
+`superfetch rollback` (``cli/stock.py``) calls ``Rollback.run``, with `--wait` again and again until
+no worker lives: once a second, or twice in each heartbeat interval if that is more often. An owner
+is marked reaped before its jobs are moved, and each job moves by one script. If the process dies,
+each job is in one place, and a job that did not move stays there until `rollback` is called again,
+or a worker of this package reaps.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Rollback:
         self.registry = reaper.registry
         self.lists = PrivateLists(reaper.database)
         self.onlooker = Onlooker(reaper.registry)  # watches owners over all calls of ``run``
+        self._has_registered = False  # unknown owners have been looked for
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> RolledBack:
         """Requeue the jobs of dead owners, on probation and scheduled.
@@ -88,9 +90,12 @@ class Rollback:
             StillInUse: an owner lives, or is not known to be dead.
         """
         report, errors = RolledBack(dry_run=dry_run), Errors()
-        if not dry_run:
+        # Only before the first look. SCAN takes long in a large database: if it ran between two
+        # looks, the watch would begin again with each, and find no worker of another host dead.
+        if not dry_run and not self._has_registered:
             with errors.logging_errors("workers that are not registered"):  # SCAN may be forbidden
                 self.reaper.register_unknown()
+                self._has_registered = True
         judged = self.onlooker.judge_owners()
         report.alive = self._rows([judgement for judgement in judged if not judgement[2].dead])
         if report.alive and not force and not dry_run:
@@ -103,13 +108,15 @@ class Rollback:
         for record in self.registry.records(names).values():
             with errors.logging_errors(f"private list (owner={record.owner})"):
                 self._empty(record, report)
-        with errors.logging_errors("the jobs on probation"):
-            self._end_probation(report)
+        # Before the jobs on probation: beat may release scheduled jobs meanwhile, and puts a
+        # suspect among them on probation. If probation were emptied first, it would stay there.
         with errors.logging_errors("the scheduled jobs"):
             parked = ParkedJobs(self.reaper.database)
             report.queues.update(
                 parked.sizes(parked.lists()) if dry_run else parked.release_all(self._count_moved)
             )
+        with errors.logging_errors("the jobs on probation"):
+            self._end_probation(report)
         report.paused = sorted(PausedQueues(self.reaper.database).all())
         # SCAN may be forbidden; the jobs have moved.
         with errors.logging_errors("the count of what is left"):

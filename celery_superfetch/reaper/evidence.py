@@ -72,13 +72,19 @@ def judge_all(
 
 class Onlooker:
     """A watch over all owners, for a command. A command sends no heartbeats, so it reads the scores
-    of all owners about once a second. (A worker gets the scores of stale owners, which have missed
-    two heartbeats, in the answers to its own heartbeats.)"""
+    of all owners, ``pause_s`` seconds after the last time. (A worker gets the scores of stale
+    owners, which have missed two heartbeats, in the answers to its own heartbeats.)"""
 
     def __init__(self, registry: OwnerRegistry, clock: Callable[[], float] = monotonic) -> None:
         self.registry = registry
         self.staleness = StalenessTracker(registry.config.heartbeat_interval, clock)
         self._scores: dict[str, int] = {}
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds between two looks. If there were more than ``longest_gap`` seconds from one look
+        to the next, the watch would begin again each time, and find no owner dead."""
+        return min(ONLOOKER_INTERVAL_S, self.staleness.longest_gap / 2)
 
     def judge_owners(self) -> list[tuple[OwnerRecord, int, Reason]]:
         """Return every owner with its score and verdict, and note its score for the next call. The
@@ -111,8 +117,7 @@ class Onlooker:
             if not watched:
                 return
             on_wait(watched, left)
-            # After a pause of more than ``longest_gap`` the watch would begin again.
-            sleep(min(ONLOOKER_INTERVAL_S, self.staleness.longest_gap / 2))
+            sleep(self.pause_s)
             judged = self.judge_owners()
 
 

@@ -98,7 +98,9 @@ class ParkedJobs(Structure):
         members = self.client.zrange(self.keys.parked_of(queue_list), 0, count - 1)
         return [member.partition(b"\n")[2] for member in members]
 
-    def release(self, expires: Mapping[str, int], ahead: float = 0) -> Released:
+    def release(
+        self, expires: Mapping[str, int], ahead: float = 0, *, to_probation: bool = True
+    ) -> Released:
         """Move jobs that are due to the front of their queues. A suspect (a job that may have
         crashed its worker) goes to the probation list of its queue instead, until it can run alone.
 
@@ -109,10 +111,12 @@ class ParkedJobs(Structure):
         Arguments:
             expires: queue list -> ms of its queue's x-expires, if it is known.
             ahead: a job counts as due so many ms before its time; infinite: all jobs are due.
+            to_probation: False: suspects go to their queues, too.
         """
         keys = self.keys
+        probation = keys.probation("") if to_probation else ""
         names = [keys.parked, keys.has_history, keys.on_probation]
-        prefixes = [keys.parked_of(""), keys.queue(""), keys.probation(""), keys.history("")]
+        prefixes = [keys.parked_of(""), keys.queue(""), probation, keys.history("")]
         pairs = [(name, ms) for name, ms in expires.items() if ms]
         args: list[Any] = [
             max(EARLY_MS, ahead),
@@ -135,10 +139,11 @@ class ParkedJobs(Structure):
         return Released(total, int(now), None if due is None else float(due))
 
     def release_all(self, on_moved: Callable[[int], object] = lambda _: None) -> dict[str, int]:
-        """Move all parked jobs to their queues, whatever their time; return queue list -> number.
-        ``on_moved`` gets the number of each batch."""
+        """Move all parked jobs to their queues, whatever their time, also the suspects: stock
+        kombu, which is to run them, knows no probation. Return queue list -> number. ``on_moved``
+        gets the number of each batch."""
         sizes = self.sizes(self.lists())
-        while moved := self.release({}, inf).jobs:
+        while moved := self.release({}, inf, to_probation=False).jobs:
             on_moved(moved)
         left = self.sizes(sizes)
         return {name: size - left[name] for name, size in sizes.items()}

@@ -252,6 +252,7 @@ class PrivateLists(Structure):
 
         Arguments:
             where: ``front`` or ``back`` of the queue; for the front the newest claim comes first.
+                Suspects go to their probation list instead; with ``rollback`` to the front, too.
             expires: x-expires of the queue in ms; 0: none.
             stopped: jobs whose run was cut short because their worker was stopping.
         """
@@ -270,8 +271,9 @@ class PrivateLists(Structure):
         return Call("requeue", names, args, whole=True)
 
     def requeue_all(self, jobs: Sequence[Job], expires: int) -> int:
-        """Requeue jobs of one owner and queue list to the front; return how many were there."""
-        missing = self.scripts.run(*self.requeue(jobs, "front", expires))
+        """Requeue jobs of one owner and queue list to the front of the queue, also the suspects:
+        stock kombu, which is to run them, knows no probation. Return how many were there."""
+        missing = self.scripts.run(*self.requeue(jobs, "rollback", expires))
         return len(jobs) - len(missing)
 
     def publish_step(

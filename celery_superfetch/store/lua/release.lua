@@ -3,9 +3,9 @@
 -- KEYS: index of queue lists with parked jobs, the flag that some job has a history, index of queue lists
 --       with probation
 -- ARGV: ms before its time at which a job moves; most jobs, and bytes, of the whole script; most lists;
---       prefixes of the parked jobs, of the queue lists, of the probation lists and of histories; then
---       each queue list that has an x-expires, and that (ms). The index names the lists, and not KEYS:
---       there may be thousands, and few have something due
+--       prefixes of the parked jobs, of the queue lists, of the probation lists (empty: suspects go to their
+--       queues, too) and of histories; then each queue list that has an x-expires, and that (ms). The index
+--       names the lists, and not KEYS: there may be thousands, and few have something due
 -- Returns: number of jobs that moved, 1 where more are due, server ms, when the next one is due (ms; or
 --       nil), number of lists that were examined
 -- Crash: each job is in exactly one of the two places. A repetition moves what is due by then.
@@ -17,7 +17,8 @@ local expires = {}
 for i = 9, #ARGV, 2 do expires[ARGV[i]] = ARGV[i + 1] end
 local now = now()
 local due = string.format('%.0f', now + early)
-local counted = redis.call('EXISTS', flag) == 1
+local has_probation = probation_of ~= ''
+local counted = has_probation and redis.call('EXISTS', flag) == 1
 read_note('set', 'SISMEMBER', on_probation, '')
 
 local count = 0
@@ -65,7 +66,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', due, 'LIMIT', 0
   local kind = redis.call('TYPE', parked_of .. name).ok
   if kind ~= 'zset' then
     redis.call('ZREM', index, name)  -- its parked jobs were purged, or flushed
-  elseif not (takes(queue_of .. name) and takes(probation_of .. name)) then
+  elseif not (takes(queue_of .. name) and (not has_probation or takes(probation_of .. name))) then
     -- If many such lists came first each time, no job of another list would be released.
     redis.call('ZADD', index, string.format('%.0f', now + 1000), name)
   else

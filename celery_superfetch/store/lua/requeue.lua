@@ -1,18 +1,18 @@
--- Requeues jobs of a live owner, without a strike; jobs on probation go back to their probation list. If
--- the worker's stop cut a run short, it counts as a stop. Each job's steps note is kept in its history,
+-- Requeues jobs without a strike; jobs on probation go back to their probation list, except in a rollback.
+-- If the worker's stop cut a run short, it counts as a stop. Each job's steps note is kept in its history,
 -- for the next claim.
 -- KEYS: private list, public queue list, flag that some job has a history, stats, probation list, index of
 --       queue lists with probation, jobs that many stops cut short, rows of stats, then each job's history
--- ARGV: queue list, "front" (next to be claimed) or "back", seconds to keep a history, ms of the queue's
---       x-expires (0: none), owner, most stops with which a job goes to the front, stops from which on
---       `status` names a job, then for each job its claim id, its record for `status` if a stop cut its
---       run short (empty: none did), and name of its task (empty: it is not registered); for the front the
---       newest first
+-- ARGV: queue list, "front" (next to be claimed), "back" or "rollback" (to the front of the queue, from
+--       probation, too), seconds to keep a history, ms of the queue's x-expires (0: none), owner, most stops
+--       with which a job goes to the front, stops from which on `status` names a job, then for each job its
+--       claim id, its record for `status` if a stop cut its run short (empty: none did), and name of its
+--       task (empty: it is not registered); for the front the newest first
 -- Returns: the numbers (from 1) of the jobs that were not in the private list; the others were requeued
 -- Crash: each job is in exactly one of the lists. All move at once, so that a waiting consumer gets the
 --       oldest and not the first that was moved. A repetition finds nothing more to do.
 local private, queue, flag, stats, probation, on_probation, stopped, rows = unpack(KEYS, 1, 8)
-local queue_list, push = ARGV[1], ARGV[2] == 'front' and 'RPUSH' or 'LPUSH'
+local queue_list, push = ARGV[1], ARGV[2] == 'back' and 'LPUSH' or 'RPUSH'
 local window, expires, owner = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local to_front, named = tonumber(ARGV[6]), tonumber(ARGV[7])
 local no = wrong(queue, probation)
@@ -36,7 +36,7 @@ for i = 1, jobs do
     stops = counter(stops) + 1
     -- If a job that stops its worker always came first again, it would starve all others.
     local push = is_stop and stops > to_front and 'LPUSH' or push
-    if suspected then
+    if suspected and ARGV[2] ~= 'rollback' then
       redis.call('SADD', on_probation, queue_list)
       redis.call(push, probation, payload)
     else

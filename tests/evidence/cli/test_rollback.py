@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Any
+from time import sleep
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import redis
 
+from celery_superfetch.cli.session import Session
+from celery_superfetch.cli.stock import _patiently
 from celery_superfetch.errors import StillInUse
 from celery_superfetch.migration.to_stock import Rollback
+from celery_superfetch.model.job import Job
 from celery_superfetch.reaper.drain import DRAIN_BATCH
 from celery_superfetch.store.parked_jobs import ParkedJobs
 from celery_superfetch.store.redis.clients import run_id
@@ -254,3 +259,123 @@ def test_the_former_name_drain_works_and_is_not_in_the_help(bench, cli):
     assert "rollback" in names
     assert "drain" not in names
     assert cli("rollback", "--help").out.split()[:3] == cli("drain", "--help").out.split()[:3]
+
+
+def suspect(bench: Bench, raw: bytes) -> None:
+    """Let a job's history say that it waits to run alone."""
+    bench.lists.mark_suspect(Job("", "mail", raw))
+    bench.client.set(bench.keys.has_history, 1)
+
+
+def test_a_scheduled_suspect_is_requeued_and_not_left_on_probation(bench, cli):
+    """It was, and the command ended with 1 although nothing was wrong."""
+    owner = bench.dead_owner(jobs("later", "suspect"))
+    bench.run(ParkedJobs(bench.database).park(dict.fromkeys(bench.held(owner), 4 * 10**12)))
+    suspect(bench, *jobs("suspect"))
+    done = cli("rollback", "--json").json()
+    assert [done[name] for name in ("requeued", "parked", "probation", "errors")] == [2, 0, 0, 0]
+    assert done["queues"] == {"mail": 2}
+    assert sorted(bench.queue()) == sorted(jobs("later", "suspect"))
+
+
+def test_a_suspect_in_flight_is_counted_once(bench):
+    """It went on probation, and from there to its queue: 2 jobs for one."""
+    owner = bench.dead_owner(jobs("first", "suspect", "last"))
+    suspect(bench, *jobs("suspect"))
+    bench.client.lpush(bench.keys.probation("mail"), *jobs("waits"))
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    attempt = rollback(bench)
+    report = attempt.run()
+    assert (report.requeued, report.queues, attempt.moved) == (4, {"mail": 4}, 4)
+    assert (report.in_flight, report.probation) == (0, 0)
+    assert bench.queue() == jobs("waits", "first", "suspect", "last")
+    assert bench.private(owner.owner) == bench.on_probation() == []
+
+
+def test_what_beat_releases_meanwhile_is_not_left_on_probation(bench):
+    """Jobs come due between the steps, and beat's process releases them."""
+    owner = bench.dead_owner(jobs("later"))
+    bench.run(ParkedJobs(bench.database).park(dict.fromkeys(bench.held(owner), 4 * 10**12)))
+
+    def beat(_: int) -> None:
+        if not bench.client.exists("done"):
+            bench.client.set("done", 1)
+            bench.client.lpush(bench.keys.probation("mail"), *jobs("suspect"))
+            bench.client.sadd(bench.keys.on_probation, "mail")
+
+    report = Rollback(bench.reaper(), beat).run()
+    assert (report.requeued, report.parked, report.probation) == (2, 0, 0)
+    assert bench.queue() == jobs("suspect", "later")
+
+
+def test_a_second_run_ends_what_was_left_between_the_steps(bench, monkeypatch):
+    owner = bench.dead_owner(jobs("later", "suspect"))
+    bench.run(ParkedJobs(bench.database).park(dict.fromkeys(bench.held(owner), 4 * 10**12)))
+    suspect(bench, *jobs("suspect"))
+    bench.client.lpush(bench.keys.probation("mail"), *jobs("waits"))
+    bench.client.sadd(bench.keys.on_probation, "mail")
+    attempt = rollback(bench)
+    monkeypatch.setattr(attempt, "_end_probation", lambda _: bench.client.no_such_command())
+    report = attempt.run()
+    assert (report.requeued, report.errors, report.probation) == (2, 1, 1)
+    again = rollback(bench).run()
+    assert (again.requeued, again.errors, again.probation) == (1, 0, 0)
+    assert sorted(bench.queue()) == sorted(jobs("waits", "later", "suspect"))
+
+
+def test_the_command_finds_a_dead_worker_elsewhere_also_with_quick_heartbeats(make_bench, cli):
+    """It looked once a second. With a heartbeat more often than that the watch began again at
+    each look, and no wait was long enough."""
+    quick = {"heartbeat_interval": 0.4, "owner_ttl": 1}
+    bench = make_bench(**quick)
+    far = bench.owner(elsewhere("web7"))
+    bench.give(far.owner, "mail", jobs("a"))
+    done = cli("rollback", "--wait", 20, "--json", options=quick).json()
+    assert (done["requeued"], [*done["owners"]]) == (1, [far.owner])
+    assert bench.queue() == jobs("a")
+
+
+def test_unknown_owners_are_looked_for_before_the_watch_and_not_during_it(own):
+    """SCAN of a large database takes longer than the watch allows between two looks."""
+    bench = Bench(own, heartbeat_interval=0.2, owner_ttl=0.4)
+    bench.give("lost|1|abc", "mail", jobs("a"))
+
+    def scans() -> int:
+        return cast("int", own.info("commandstats").get("cmdstat_scan", {}).get("calls", 0))
+
+    patient = rollback(bench)
+    with pytest.raises(StillInUse, match=r"lost\|1\|abc"):
+        patient.run()
+    first = scans()
+    assert first, "the control: it is looked for"
+    with pytest.raises(StillInUse):
+        patient.run()
+    assert scans() == first
+    assert eventually(patient.run, every=0.1).requeued == 1
+
+
+def test_the_wait_begins_after_the_first_try():
+    """The first try may last as long as the wait: the message that names the seconds to wait would
+    name too few."""
+    tries: list[int] = []
+
+    def run() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            sleep(0.5)
+        if len(tries) < 3:
+            raise StillInUse("a worker lives")
+        return "done"
+
+    session = cast("Session", SimpleNamespace(as_json=True))
+    assert _patiently(session, 0.3, run, 0.1) == "done"
+    tries.clear()
+    with pytest.raises(StillInUse):
+        _patiently(session, 0.0, run, 0.1)
+    assert len(tries) == 1, "the control: without a wait there is one try"
+
+
+def test_a_table_of_beat_is_not_looked_for_where_django_has_no_settings(cli):
+    """kombu loads Django wherever it is installed, and the rollback warned of its settings."""
+    pytest.importorskip("django", reason="Django is not installed")
+    assert "django" not in cli("rollback").err

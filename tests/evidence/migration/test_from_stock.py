@@ -12,7 +12,7 @@ import redis
 from kombu.transport.redis import Channel
 
 from celery_superfetch.app.queues import routes_of, unacked_of
-from celery_superfetch.migration.from_stock import Migrated, Routes, take_over
+from celery_superfetch.migration.from_stock import MIGRATE_BATCH, Migrated, Routes, take_over
 from celery_superfetch.migration.stock_unacked import Unacked
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
@@ -238,4 +238,85 @@ def test_what_was_acked_or_delivered_anew_meanwhile_is_not_taken(url, client, mi
     assert (report.requeued, report.gone) == (2, 3)
     assert set(client.hkeys("unacked")) == set(tags[1:3])
     # The control: nobody in between, and they are taken.
+    assert migrate().requeued == 2
+
+
+def test_a_batch_of_which_nothing_can_move_does_not_stop_the_pass(url, client, migrate):
+    """The command ended with an error of redis-py, and the oldest job stayed for ever."""
+    publish(url, "mail", "good")
+    delivered(url, "mail", count=1)
+    ((_, value),) = client.hgetall("unacked").items()
+    message = json.loads(value)[0]
+    for n in range(MIGRATE_BATCH):
+        client.hset("unacked", f"bad{n}", json.dumps([message, "gone", "nobody"]))
+        client.zadd("unacked_index", {f"bad{n}": 4e9 + n})
+    report = migrate()
+    assert (report.found, report.requeued, len(report.left)) == (MIGRATE_BATCH + 1, 1, 25)
+    assert client.llen("mail") == 1
+    # The control: also if all of them are acked between the list and the look.
+    again = migrate(through=lambda routes: lambda *_: client.delete("unacked") and {})
+    assert (again.found, again.requeued) == (MIGRATE_BATCH, 0)
+
+
+def test_jobs_that_were_all_acked_since_the_list_are_gone(url, client, migrate, monkeypatch):
+    """As above, but no entry is left of the first batch when it is read."""
+    publish(url, "mail", *range(MIGRATE_BATCH + 1))
+    delivered(url, "mail", count=MIGRATE_BATCH + 1)
+    newest = client.zrevrange("unacked_index", 0, MIGRATE_BATCH - 1)
+    listed = Unacked.tags
+
+    def tags(unacked: Unacked) -> list[bytes]:
+        found = listed(unacked)
+        client.hdel("unacked", *newest)
+        return found
+
+    monkeypatch.setattr(Unacked, "tags", tags)
+    report = migrate()
+    assert (report.requeued, report.gone, client.llen("mail")) == (1, MIGRATE_BATCH, 1)
+
+
+ODD = {
+    "a list": ([1], "mail", None, "it is not a kombu message"),
+    "a dictionary": ("", {"a": 1}, None, "it is not a kombu message"),
+    "half a character": ("", "\ud800", None, "its queue cannot be found: UnicodeEncodeError: "),
+    "of a typed exchange": ("typed", "x", None, "its queue cannot be found: ResponseError: WRONG"),
+    "without end": ("", "mail", float("inf"), "its queue cannot be found: OverflowError: "),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_entry_that_raises_stays_and_the_next_one_moves(url, client, migrate, cli, kind):
+    exchange, routing_key, priority, why = ODD[kind]
+    publish(url, "celery", "good")
+    delivered(url, "celery", count=1)
+    ((_, value),) = client.hgetall("unacked").items()
+    message = json.loads(value)[0]
+    client.set("_kombu.binding.typed", "by something else")
+    if priority is not None:
+        message["properties"]["priority"] = priority
+    client.hset("unacked", "odd", json.dumps([message, exchange, routing_key]))
+    client.zadd("unacked_index", {"odd": 4e9})
+    shown = cli("migrate", "--dry-run", code=1).out
+    assert "Would requeue 1 of 2" in shown
+    assert why in shown
+    report = migrate()
+    [left] = report.left
+    assert (report.requeued, left.tag, client.llen("celery")) == (1, "odd", 1)
+    assert left.why.startswith(why)
+    assert client.hkeys("unacked") == [b"odd"]
+    assert json.loads(cli("migrate", "--json", code=1).out)["requeued"] == 0
+
+
+def test_a_server_that_goes_away_is_no_fault_of_an_entry(url, client, migrate):
+    publish(url, "mail", "a", "b")
+    delivered(url, "mail", count=2)
+
+    def away(routes: Routes) -> Routes:
+        def route(*_: Any) -> Any:
+            raise redis.ConnectionError("gone")
+
+        return route
+
+    with pytest.raises(redis.ConnectionError):
+        migrate(through=away)
     assert migrate().requeued == 2
