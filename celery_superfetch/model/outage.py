@@ -1,6 +1,6 @@
 """Keeps an outage of the Redis server from filling the log.
 
-A worker's maintenance thread (``worker/maintenance.py``) has one ``Outage`` for each owner: a
+A worker's maintenance thread (``worker/maintenance.py``) has ``Outage``s for each owner: a
 worker has an owner in each database that it claims jobs from, and each may be on another server. It
 is in memory alone; after a death the next worker logs the outage again.
 """

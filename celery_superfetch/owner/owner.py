@@ -23,7 +23,7 @@ from time import monotonic, time
 from typing import Any, TypeVar, cast
 
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ..errors import ForkedConnection
 from ..model.config import Config
@@ -302,26 +302,44 @@ class Owner:
 
     def catch_up(self) -> None:
         """Make the deferred calls and the announcements, and send what is pending; what fails now
-        stays deferred."""
+        stays deferred.
+
+        Raises:
+            ResponseError: the server refused at least one of these, the first of them with this
+                error. The others were made all the same.
+            RedisError, OSError: the server cannot be reached; the rest was not tried.
+        """
         self.leases.write_log()  # first: the calls below fail while the server is away
         # Before the send: one of the calls may replace the connections that would send the acks.
-        for _ in range(len(self.deferred_calls)):
-            try:
-                act = self.deferred_calls.popleft()
-            except IndexError:  # another thread was faster
-                break
+        calls = [self._make_deferred_call] * len(self.deferred_calls)
+        examine = self.leases.pending.lost_jobs.examine
+        refusal: ResponseError | None = None
+        for act in (*calls, self.leases.flush, self.leases.announce, examine):
             try:
                 act()
-            except BaseException as exc:
-                # An error of another kind would only repeat. The end of a greenlet, or what a
-                # signal handler raises, says nothing about the call: if it were dropped, a landed
-                # job would stay in its landing list.
-                if isinstance(exc, (RedisError, OSError)) or not isinstance(exc, Exception):
-                    self.deferred_calls.append(act)
-                raise
-        self.leases.flush()
-        self.leases.announce()
-        self.leases.pending.lost_jobs.examine()
+            except ResponseError as exc:
+                # The server may refuse one job for good (another program wrote to the key of its
+                # queue). If that ended the round, no other call and no ack would be sent any more.
+                refusal = refusal or exc
+        if refusal is not None:
+            raise refusal
+
+    def _make_deferred_call(self) -> None:
+        """Make the oldest deferred call; if it fails because of the server, it is the last one of
+        the deferred calls from then on."""
+        try:
+            act = self.deferred_calls.popleft()
+        except IndexError:  # another thread was faster
+            return
+        try:
+            act()
+        except BaseException as exc:
+            # An error of another kind would only repeat. The end of a greenlet, or what a signal
+            # handler raises, says nothing about the call: if it were dropped, a landed job would
+            # stay in its landing list.
+            if isinstance(exc, (RedisError, OSError)) or not isinstance(exc, Exception):
+                self.deferred_calls.append(act)
+            raise
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
         """Settle what a channel (``user``) leaves; with the last channel, and if no lease is left,

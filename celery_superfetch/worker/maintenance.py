@@ -26,7 +26,7 @@ from time import monotonic, time
 
 from celery import Celery
 from celery.utils.log import get_logger
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import fork_gate
@@ -41,6 +41,7 @@ from ..owner.process_owners import owners_of_process
 from ..reaper.drain import Steps
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
+from ..store.redis.trouble import advice_for
 
 logger = one_line_each(get_logger(__name__))
 
@@ -69,10 +70,11 @@ class MaintenanceThread(threading.Thread):
     def __init__(self, app: Celery) -> None:
         super().__init__(name="superfetch-maintenance", daemon=True)
         self.over = threading.Event()
-        #: Owner -> its maintenance, made at the first call; owner -> its outage, since each owner
+        #: Owner -> its maintenance, made at the first call; owner -> its outages, since each owner
         #: may be on another server.
         self._maintenance_of = cache(partial(OwnerMaintenance, app))
         self._outage_of = cache(lambda owner: Outage(logger))
+        self._refusals_of = cache(lambda owner: Outage(logger))
 
     def run(self) -> None:
         fork_gate.mark_thread()
@@ -88,7 +90,7 @@ class MaintenanceThread(threading.Thread):
                     # holds. (A pass keeps forks off for each batch by itself.)
                     with fork_gate.kept_off():
                         maintenance = self._maintenance_of(owner)
-                        owner.catch_up()
+                        self._catch_up(owner)
                     if outage.lasts:
                         # Most rounds send no command, so they succeed while the server is away. If
                         # such a round counted as the end of the outage, the log would report an end
@@ -97,7 +99,15 @@ class MaintenanceThread(threading.Thread):
                     maintenance.tick(monotonic())
                     if maintenance.passes:
                         pause = 0.0
-                    outage.ended("Maintenance reaches Redis")
+                    outage.ended("Maintenance works")
+                except ResponseError as exc:
+                    outage.failed(
+                        "Redis refused a command of maintenance (%s): this worker may detect no "
+                        "dead workers until Redis accepts it. Tried again every %g s. %s.",
+                        exc,
+                        HOST_CHECK_INTERVAL_S,
+                        _advice(exc),
+                    )
                 except (RedisError, OSError) as exc:
                     outage.failed(
                         "Maintenance cannot reach Redis (%s): this worker detects no dead "
@@ -111,6 +121,32 @@ class MaintenanceThread(threading.Thread):
                         "Maintenance failed and continues. If this repeats, the worker detects "
                         "no dead workers: restart it, and report the error with its traceback."
                     )
+
+    def _catch_up(self, owner: Owner) -> None:
+        """Make the deferred calls of an owner. If the server refuses one, log that, and return: the
+        server is there, so the rest of the round (the detection of dead workers) goes on."""
+        refusals: Outage = self._refusals_of(owner)
+        try:
+            owner.catch_up()
+        except ResponseError as exc:
+            refusals.failed(
+                "Redis refused to settle a job of this worker (%s, owner=%s): the job stays in "
+                "Redis, in this worker's private list, until Redis accepts it or this worker ends. "
+                "Other jobs, and the detection of dead workers, continue. Tried again every %g s. "
+                "%s.",
+                exc,
+                owner.name,
+                HOST_CHECK_INTERVAL_S,
+                _advice(exc),
+            )
+        else:
+            refusals.ended("Redis accepts the settlement of this worker's jobs")
+
+
+def _advice(refusal: ResponseError) -> str:
+    """Return what to do about an error that the server answered, as a sentence without its end."""
+    advice = advice_for(refusal) or "check the memory, disk, replicas and permissions of Redis"
+    return advice[:1].upper() + advice[1:]
 
 
 class ReleaseThread(threading.Thread):

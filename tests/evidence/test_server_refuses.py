@@ -81,3 +81,30 @@ def test_workers_that_connect_while_the_server_refuses_writes_wait_for_it(
     eventually(lambda: set(ledger.finishes()) == set(names))
     assert ledger.runs() == dict.fromkeys(names, 1)
     eventually(lambda: not Database(own.client()).private_lists())
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_job_that_the_server_refuses_to_take_back_stops_no_reaping(
+    worker, shop, ledger, db, foreign
+):
+    """Another program has written to the key of its queue. The worker tried it again each second,
+    and came to nothing else: it found no dead peer. The control: without the foreign key."""
+    slow = {**QUICK, "owner_ttl": 60, "reap_interval": 60}
+    one = worker(queues=["qa"], concurrency=1, options=slow)
+    two = worker(queues=["qb"], concurrency=1, options=slow)
+    shop.hold.apply_async(("a", 600), queue="qa")
+    shop.hold.apply_async(("b", 600), queue="qb")
+    eventually(lambda: len(ledger.starts()) == 2)
+    if foreign:
+        db.client.set("qa", "not a list")
+    one.kill9_child()
+    if foreign:
+        one.wait_log("Redis refused to settle a job of this worker (WRONGTYPE")
+        one.wait_log("Another program wrote to a key of celery_superfetch")
+    two.die()
+    eventually(lambda: db.client.llen("qb") == 1, 15, message="its job is recovered")
+    assert "Maintenance cannot reach Redis" not in one.log()
+    if foreign:
+        db.client.delete("qa")
+        one.wait_log("Redis accepts the settlement of this worker's jobs again")
+        eventually(lambda: len(ledger.starts()) == 3 or ledger.runs()["a"] == 2)

@@ -10,14 +10,19 @@ server.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import monotonic
 
 from kombu.log import get_logger
+from redis.exceptions import ResponseError
 
 from ...model.log_text import one_line_each
+from ...model.outage import Outage
 from ...owner.owner import Owner
 from .blocking_reads import BlockingReads
 
 logger = one_line_each(get_logger(__name__))
+
+REFUSED_INTERVAL_S = 5.0  # between two tries of deferred calls, after the server refused one
 
 
 class Upkeep:
@@ -29,6 +34,8 @@ class Upkeep:
         self._registered: Mapping[str, int] = {}
         #: As of the last ``repair``. After a further outage the owner needs a reconcile.
         self._outages = owner.outages
+        self._refused_until = 0.0  # until then no deferred call is made (monotonic s)
+        self._refusals = Outage(logger)
 
     def register(self, expires: Mapping[str, int]) -> None:
         """Register this process and its queue lists (-> ms of x-expires), unless they are
@@ -51,7 +58,7 @@ class Upkeep:
         it, as after a blocking read that is overdue; the reconcile closes the read."""
         owner, leases = self.owner, self.owner.leases
         if owner.has_deferred_calls and not owner.executor.endless:  # a worker's maintenance thread
-            owner.catch_up()  # does this in a worker
+            self._catch_up()  # does this in a worker
         if self.reads.overdue:
             logger.warning(
                 "No reply in time on a connection that waits for a job: it is replaced, and jobs "
@@ -64,6 +71,27 @@ class Upkeep:
             leases.needs_reconcile = True
         if leases.is_reconcile_due:
             self._reconcile()
+
+    def _catch_up(self) -> None:
+        """Make the deferred calls. If the server refuses one, log that, and try again after
+        ``REFUSED_INTERVAL_S``: if it raised, a call that is refused for good would keep this
+        consumer from claiming."""
+        if monotonic() < self._refused_until:
+            return
+        try:
+            self.owner.catch_up()
+        except ResponseError as exc:
+            self._refused_until = monotonic() + REFUSED_INTERVAL_S
+            self._refusals.failed(
+                "Redis refused to settle a job of this consumer (%s, owner=%s): the job stays in "
+                "Redis, in this consumer's private list. Other jobs continue. Tried again every "
+                "%g s. Check the keys, memory, disk and replicas of Redis.",
+                exc,
+                self.owner.name,
+                REFUSED_INTERVAL_S,
+            )
+        else:
+            self._refusals.ended("Redis accepts the settlement of this consumer's jobs")
 
     def _reconcile(self) -> None:
         """Requeue the jobs that the server has for this owner and that have no lease in this

@@ -325,3 +325,45 @@ def test_a_plain_consumer_is_busy_until_its_job_is_acked(member, bench):
     assert member.busy
     driver.finish(claimed)
     assert not member.busy, "its ack may wait for the next send"
+
+
+def test_a_call_that_the_server_refuses_for_good_stops_no_other(member, bench):
+    """One raised, each second, before the others and the acks: a single job whose queue's key is of
+    another type kept a worker from settling, and from finding dead peers."""
+    bench.client.set("other", "no list")
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 1, 1).leases
+    made: list[str] = []
+
+    def refused() -> None:
+        made.append("refused")
+        member.client.lpush("other", "x")
+
+    member.deferred_calls.extend((refused, lambda: made.append("other")))
+    Driver.of(member).finish(claimed)
+    for _ in range(2):
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            member.catch_up()
+    assert made == ["refused", "other", "refused"]
+    assert bench.private(member.name) == [], "the ack was sent"
+    bench.client.delete("other")
+    member.catch_up()
+    assert not member.deferred_calls
+
+
+def test_without_its_server_a_call_is_made_once_and_the_others_wait(make, proxy, bench):
+    """The control: each of them would wait for the same lost server."""
+    member = make(proxy.url())
+    member.join(1, {"mail": 0})
+    made: list[str] = []
+
+    def lost() -> None:
+        made.append("lost")
+        raise redis.ConnectionError("away")
+
+    member.deferred_calls.extend((lost, lambda: made.append("other")))
+    with pytest.raises(redis.ConnectionError):
+        member.catch_up()
+    assert made == ["lost"]
+    assert len(member.deferred_calls) == 2
+    member.deferred_calls.clear()

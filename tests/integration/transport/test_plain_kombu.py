@@ -193,3 +193,18 @@ def test_an_ack_that_comes_early_leaves_a_copy_with_the_same_tag_alone(url, benc
         assert len(bench.held()) == 1
         second.ack()
         assert not bench.held()
+
+
+def test_a_call_that_the_server_refuses_for_good_does_not_stop_a_consumer(url, bench, caplog):
+    """It raised in each tick, before the claim."""
+    with Inbox(url) as inbox:
+        inbox.settle_in()
+        owner = inbox.channel.fetch.owner
+        bench.client.set("other", "no list")
+        owner.deferred_calls.append(lambda: owner.client.lpush("other", "x"))
+        bench.push("mail", payload(1))
+        inbox.receive(1)
+        inbox.ack_all()
+        assert "Redis refused to settle a job of this consumer (WRONGTYPE" in caplog.text
+        assert owner.deferred_calls, "it is tried again"
+        owner.deferred_calls.clear()
