@@ -44,6 +44,7 @@ from .store.in_flight_jobs import (
     SeenJob,
 )
 from .store.job_search import DeadSearch, JobSearch, Search, Sought
+from .store.key_types import KeyTypes, WrongKey
 from .store.keyspace import Keyspace
 from .store.memory_use import MemoryUse
 from .store.minutes import (
@@ -79,7 +80,7 @@ __all__ += ["advice_for", "trouble_of"]
 __all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
 __all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]
-__all__ += ["Row", "Series"]
+__all__ += ["Row", "Series", "WrongKey"]
 
 #: Seconds for which a reader waits for the server. Prometheus gives a scrape ten by default.
 READER_TIMEOUT_S = 5.0
@@ -112,7 +113,7 @@ class Inspector:
         separator: str = separator,
         unacked: Sequence[str] = (),
     ) -> None:
-        self.database = database
+        self.database = database = database.for_reading()
         self.lists, self.separator = frozenset(lists), separator
         self.registry, self.in_flight_jobs = OwnerRegistry(database), InFlightJobs(database)
         self.queues, self.suspects = Queues(database), Suspects(database)
@@ -122,7 +123,7 @@ class Inspector:
         self.strikes = StrikeCounters(database)
         self.search, self.memory = JobSearch(database), MemoryUse(database)
         self.audit, self.bulk_ids = AuditList(database), BulkIds(database)
-        self.unacked = Unacked(database, *unacked)
+        self.unacked, self.key_types = Unacked(database, *unacked), KeyTypes(database)
 
     @classmethod
     def of(cls, app: Celery, client: Redis | None = None, timeout: float = 0.0) -> Inspector:

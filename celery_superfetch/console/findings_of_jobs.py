@@ -10,7 +10,7 @@ from ..model.arguments import LISTED_MAX_CHARS, task_title
 from ..model.foreign import one_line
 from ..model.humanize import ago, number, passed, span
 from ..model.strikes import STOPS_NAMED
-from .finding import Finding, Level
+from .finding import Finding, Level, some
 from .links import View, job_name
 from .overview import CAP_NEARLY_FULL, LATELY_S, LONG_RUN_S, OVERDUE_S, by_queue, is_full
 
@@ -178,6 +178,22 @@ def of_charts(overview: Mapping[str, Any]) -> Iterator[Finding]:
         )
         fix = "see which programs make so many queues; a series without an event ends after a day"
         yield Finding("note", "chart-series", text, fix)
+
+
+def of_wrong_keys(overview: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if keys of this package hold another type, which another program wrote."""
+    rows = overview["wrong_keys"]
+    if not rows:
+        return
+    names = some(f"{row['key']} (a {row['held']}, must be a {row['must_be']})" for row in rows)
+    level: Level = "critical" if any(row["needed"] for row in rows) else "warning"
+    loss = "workers cannot use them, and the jobs there are not shown"
+    loss = loss if level == "critical" else "what they should hold is shown as empty"
+    text = (
+        f"another program wrote to {number(len(rows), 'key')} of celery_superfetch: {names}; {loss}"
+    )
+    fix = "find that program (redis-cli CLIENT LIST), and move its data away with RENAMENX"
+    yield Finding(level, "key-type", text, fix)
 
 
 def of_dead_set(overview: Mapping[str, Any]) -> Iterator[Finding]:

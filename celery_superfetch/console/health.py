@@ -20,6 +20,7 @@ from .findings_of_jobs import (
     of_pauses,
     of_queues,
     of_stopped,
+    of_wrong_keys,
 )
 from .findings_of_server import of_data_loss, of_restarts, of_server
 from .findings_of_workers import of_beats, of_deaths, of_owners, of_passes
@@ -98,6 +99,7 @@ def findings(overview: Mapping[str, Any]) -> list[Finding]:
         *of_server(overview["server"]),
         *of_dead_set(overview),
         *of_charts(overview),
+        *of_wrong_keys(overview),
     ]
     if not any(owner["verdict"] == "alive" for owner in overview["owners"]):
         text = "no live worker is registered"

@@ -105,6 +105,13 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
             {**job, "queue": job["queue_list"].partition(inspector.separator)[0]}
             for job in inspector.strikes.stopped()
         ],
+        # Keys that another program wrote: what they should hold is shown as empty.
+        "wrong_keys": [
+            wrong._asdict()
+            for wrong in inspector.key_types.wrong(
+                [row["list"] for row in queues], [row["owner"] for row in owners]
+            )
+        ],
         # Of stock workers: the jobs that they run, and those that killed ones left.
         "unacked": inspector.unacked.size(),
         # Series for the charts: beyond the limit a new queue has none.

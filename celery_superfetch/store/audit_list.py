@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from ..errors import SuperfetchError
 from ..model.log_text import one_line_each
 from ..model.records import parsed_json, text_of, whole
-from .database import Structure
+from .database import Structure, is_wrong_type
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -181,7 +181,7 @@ class AuditList(Structure):
         try:
             return sorted(self.client.hkeys(self.keys.audit), reverse=True)
         except ResponseError as exc:
-            if "WRONGTYPE" not in str(exc):
+            if not is_wrong_type(exc):
                 raise
             return []  # a key of another type, written by hand, has no entries
 

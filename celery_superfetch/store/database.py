@@ -14,9 +14,11 @@ executed only the first few; the methods that use it say what that means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from ..model.config import Config
 from ..model.lazy import lazy_property
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from .redis.scripts import Scripts
 
 T = TypeVar("T")
+
+RAISES: Any = object()  # of ``Structure._at_once``: a key of another type is an error
 
 NAME_MAX_CHARS = 200  # a task with a longer name has no counters of its own
 
@@ -42,6 +46,16 @@ class Database:
         #: Returns whether the app has a task of this name. ``app/broker.py`` and ``Owner`` (the
         #: part of a worker that claims jobs) set it; without an app no task is registered.
         self.is_registered: Callable[[str], bool] = lambda task: False
+        self.is_for_reading = False  # ``for_reading``
+
+    def for_reading(self) -> Database:
+        """Return the same database for a process that shows what is there. A key of another type,
+        which another program has written, counts as empty in it, so that one such key does not end
+        a whole view; ``KeyTypes`` finds it. In any other process it is an error: a reaper or a
+        rollback that took it for empty would leave jobs behind."""
+        database = copy(self)
+        database.is_for_reading = True
+        return database
 
     def queue_of(self, queue_list: str) -> str:
         """Return the queue of a queue list, as kombu makes the list's name."""
@@ -97,6 +111,11 @@ class Database:
         self.client.pexpire(self.keys.lock(scope), int(after * 1000))
 
 
+def is_wrong_type(error: Exception) -> bool:
+    """Return whether the server refused a command since the key has another type."""
+    return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
+
+
 def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield the items in slices of ``most`` at most."""
     return (items[at : at + most] for at in range(0, len(items), most))
@@ -112,11 +131,36 @@ class Structure:
         self.keys = database.keys
         self.scripts = database.scripts
 
-    def _at_once(self, commands: Iterable[Sequence[Any]], *, errors: bool = False) -> list[Any]:
+    def _at_once(
+        self, commands: Iterable[Sequence[Any]], *, errors: bool = False, empty: Any = RAISES
+    ) -> list[Any]:
         """Send commands in one round trip, not as a transaction; return their replies. With
         ``errors`` an error is a reply, otherwise the first one is raised. If the process dies while
-        it sends, the server may have executed only the first few."""
+        it sends, the server may have executed only the first few.
+
+        Arguments:
+            empty: the reply for a key of another type, in a database ``for_reading``.
+        """
+        is_lenient = self.database.is_for_reading and empty is not RAISES
         with self.client.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
-            return list(pipe.execute(raise_on_error=not errors))
+            replies = list(pipe.execute(raise_on_error=not (errors or is_lenient)))
+        return [self._or_empty(reply, empty) for reply in replies] if is_lenient else replies
+
+    def _read(self, command: Callable[..., Any], *args: Any, empty: Any, **options: Any) -> Any:
+        """Return the reply to a command that reads one key; ``empty`` for a key of another type, in
+        a database ``for_reading``."""
+        try:
+            return command(*args, **options)
+        except ResponseError as exc:
+            return self._or_empty(exc, empty)
+
+    def _or_empty(self, reply: Any, empty: Any) -> Any:
+        """Return a reply; ``empty`` for the error of a key of another type, in a database
+        ``for_reading``. Any other error is raised."""
+        if not isinstance(reply, Exception):
+            return reply
+        if self.database.is_for_reading and is_wrong_type(reply):
+            return empty
+        raise reply

@@ -81,19 +81,21 @@ class DeadSetStore(Structure):
     separator = "\x06\x16"  # kombu's own, between a queue's name and a priority step
 
     def __len__(self) -> int:
-        return int(self.client.zcard(self.keys.dead))
+        return int(self._read(self.client.zcard, self.keys.dead, empty=0))
 
     def count_of_app(self) -> int:
         """Return how many jobs count in the app's ``dead_limit``; all of them without an app."""
         name = self.config.app_name
-        return int(self.client.zcard(self.keys.dead_of(name))) if name else len(self)
+        if not name:
+            return len(self)
+        return int(self._read(self.client.zcard, self.keys.dead_of(name), empty=0))
 
     def __iter__(self) -> Iterator[DeadJob]:
         return self.find()
 
     def died_since(self, time: int) -> int:
         """Return how many jobs died since a time (server ms)."""
-        return int(self.client.zcount(self.keys.dead, time, "+inf"))
+        return int(self._read(self.client.zcount, self.keys.dead, time, "+inf", empty=0))
 
     def contains(self, ids: Sequence[str]) -> list[bool]:
         """Return for each id whether the dead set has a job with it."""
@@ -118,7 +120,7 @@ class DeadSetStore(Structure):
             # By negative ranks: with ``desc`` redis-py would send ZREVRANGE, and users' ACLs would
             # have to allow one more command.
             at, end = -first - count, -first - 1
-            return self._load(self.client.zrange(self.keys.dead, at, end, withscores=True)[::-1])
+            return self._load(self._newest(self.keys.dead, at, end))
         return list(islice(self.find(**conditions), first, first + count))
 
     def ids(self) -> list[str]:
@@ -186,12 +188,14 @@ class DeadSetStore(Structure):
 
     def exact(self, id: str) -> DeadJob | None:
         """Return the job with a whole id; None if there is none."""
-        rows = [(id.encode(), self.client.zscore(self.keys.dead, id) or 0)]
+        score = self._read(self.client.zscore, self.keys.dead, id, empty=None)
+        rows = [(id.encode(), score or 0)]
         return next(iter(self._load(rows)), None)
 
     def exact_many(self, ids: Sequence[str]) -> dict[str, DeadJob]:
         """Return those of the jobs with these whole ids that are there, by id."""
-        scores = self._at_once(("ZSCORE", self.keys.dead, id) for id in ids)
+        commands = [("ZSCORE", self.keys.dead, id) for id in ids]
+        scores = self._at_once(commands, empty=None)
         rows = [(id.encode(), score) for id, score in zip(ids, scores, strict=True) if score]
         return {job.id: job for job in self._load([(id, float(at)) for id, at in rows])}
 
@@ -315,16 +319,16 @@ class DeadSetStore(Structure):
                 ran=self._fullest(caps.ran), never_ran=self._fullest(caps.never_ran)
             )
         names = [cap.key for cap in caps]
-        *counts, sizes = self._at_once(
-            [*(("ZCARD", name) for name in names), ("HMGET", self.keys.dead_bytes, *names)]
-        )
+        counts = self._at_once([("ZCARD", name) for name in names], empty=0)
+        none = [None] * len(names)
+        sizes = self._read(self.client.hmget, self.keys.dead_bytes, names, empty=none)
         rows = zip(caps, counts, sizes, strict=True)
         return [CapUsage(cap, int(count), whole(size)) for cap, count, size in rows]
 
     def _fullest(self, cap: Cap) -> Cap:
         """Return the cap of the same kind, of that app which has the most bytes under it. ``cap``
         is that of an empty app name, so its key is the start of the keys of all apps."""
-        sizes = self.client.hgetall(self.keys.dead_bytes)
+        sizes = self._read(self.client.hgetall, self.keys.dead_bytes, empty={})
         fitting = [
             (whole(size), name) for name, size in sizes.items() if name.startswith(cap.key.encode())
         ]
@@ -332,31 +336,40 @@ class DeadSetStore(Structure):
 
     def sample(self, cap: Cap) -> list[DeadJob]:
         """Return some of the newest jobs under a cap, as many as one short script reads."""
-        rows = self.client.zrange(cap.key, -SAMPLE_JOBS, -1, withscores=True)[::-1]
-        return self._read(rows, SAMPLE_BYTES)[0] if rows else []
+        rows = self._newest(cap.key, -SAMPLE_JOBS, -1)
+        return self._load_first(rows, SAMPLE_BYTES)[0] if rows else []
 
     def unannounced_count(self) -> int:
         """Return how many jobs have a caller that was not informed yet."""
-        return int(self.client.scard(self.keys.unannounced))
+        return int(self._read(self.client.scard, self.keys.unannounced, empty=0))
+
+    def _newest(self, key: str, first: int, last: int) -> list[tuple[bytes, float]]:
+        """Return some members of a ZSET by their (negative) ranks, the newest first."""
+        rows = self._read(self.client.zrange, key, first, last, withscores=True, empty=[])
+        return list(reversed(rows))
+
+    def _scores(self) -> list[tuple[bytes, float]]:
+        """Return the ids and times of death of all jobs, in any order."""
+        return [*self.client.zscan_iter(self.keys.dead, count=IDS_PER_COMMAND)]
 
     def _rows(self, which: DeadFilter | None = None) -> list[tuple[bytes, float]]:
         """Return ids and times of death of all jobs, or of those of the right age, newest first."""
         # By ZSCAN: it finds each job that stays. If pages were read by rank, and a job left
         # meanwhile, the ranks would shift, and the next page would skip a job.
         least, most = (which or DeadFilter()).window(self.database.server_time())
-        entries = self.client.zscan_iter(self.keys.dead, count=IDS_PER_COMMAND)
+        entries = self._read(self._scores, empty=[])
         rows = {id: score for id, score in entries if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
     def _load(self, rows: Sequence[tuple[bytes, float]]) -> list[DeadJob]:
         jobs: list[DeadJob] = []
         while rows:
-            batch, count = self._read(rows, DEAD_READ_MAX_BYTES)
+            batch, count = self._load_first(rows, DEAD_READ_MAX_BYTES)
             jobs += batch
             rows = rows[count:]
         return jobs
 
-    def _read(
+    def _load_first(
         self, rows: Sequence[tuple[bytes, float]], most_bytes: int
     ) -> tuple[list[DeadJob], int]:
         """Read the first few jobs by one script, until they have ``most_bytes``. Return those that
@@ -365,7 +378,9 @@ class DeadSetStore(Structure):
             id for id, _ in rows[: DEAD_BATCH // 2]
         ]  # half: each job is two arguments of the script
         keys = [self.keys.dead_jobs] * len(ids)
-        records = self.scripts.run("payloads", keys, [most_bytes, *ids])
+        records = self._read(
+            self.scripts.run, "payloads", keys, [most_bytes, *ids], empty=[None] * len(ids)
+        )
         jobs = [
             DeadJob.load(id.decode(errors="replace"), record, score)
             for (id, score), record in zip(rows, records, strict=False)

@@ -139,10 +139,11 @@ class JobSearch(Structure):
         left = dict(sizes)  # queue list -> parked jobs that were not examined
         while cursors and examined < PARKED_SEARCHED and len(jobs) < FOUND_MOST:
             some = [*islice(cursors.items(), PARKED_LISTS_AT_ONCE)]
-            replies = self._at_once(
+            commands = [
                 ("ZSCAN", self._in_flight_jobs.key_of(place), cursor, *options)
                 for place, cursor in some
-            )
+            ]
+            replies = self._at_once(commands, empty=(0, []))
             for (place, _), (cursor, members) in zip(some, replies, strict=True):
                 # The reply has the matches alone: it does not say how many jobs were compared.
                 size = left[place.queue_list]
@@ -158,7 +159,7 @@ class JobSearch(Structure):
 
     def in_dead_set(self, sought: Sought) -> DeadSearch:
         """Search the newest dead jobs."""
-        rows = self.client.zrange(self.keys.dead, -DEAD_SEARCHED, -1)[::-1]
+        rows = self._read(self.client.zrange, self.keys.dead, -DEAD_SEARCHED, -1, empty=[])[::-1]
         names = [row.decode(errors="replace") for row in rows]
         found, examined, is_cut = self._find(
             sought, [(self.keys.dead_jobs, name) for name in names]

@@ -76,20 +76,21 @@ class Minutes(Structure):
         found: dict[Row, Series] = {}
         for some in chunks(rows, ROWS_PER_READ):
             names = [f"{slot_minutes}{TAB}{row.name}" for row in some]
-            texts = self.client.hmget(self.keys.minutes, names)
+            none = [None] * len(names)
+            texts = self._read(self.client.hmget, self.keys.minutes, names, empty=none)
             found |= {row: Series.read(text) for row, text in zip(some, texts, strict=True)}
         return found
 
     def rows(self, most: int) -> list[Row]:
         """Return the rows of queue lists that grew last, ``most`` at most."""
-        names = self.client.zrange(self.keys.minute_rows, -most, -1)
+        names = self._read(self.client.zrange, self.keys.minute_rows, -most, -1, empty=[])
         rows = (Row(*name.decode(errors="replace").partition(TAB)[::2]) for name in names)
         return [row for row in rows if row.queue_list]
 
     def series_count(self) -> int:
         """Return the number of series, as the scripts count them before they make a new one."""
-        return int(self.client.hlen(self.keys.minutes)) // len(SLOTS)
+        return int(self._read(self.client.hlen, self.keys.minutes, empty=0)) // len(SLOTS)
 
     def row_count(self) -> int:
         """Return the number of all rows, with those of all queue lists."""
-        return int(self.client.zcard(self.keys.minute_rows))
+        return int(self._read(self.client.zcard, self.keys.minute_rows, empty=0))

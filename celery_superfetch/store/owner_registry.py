@@ -148,11 +148,13 @@ class OwnerRegistry(Structure):
 
     def owners(self) -> dict[str, int]:
         """Return each registered owner -> its last heartbeat (server ms): its score."""
-        return _scores(self.client.zrange(self.keys.owners, 0, -1, withscores=True))
+        key = self.keys.owners
+        return _scores(self._read(self.client.zrange, key, 0, -1, withscores=True, empty=[]))
 
     def tombstones(self) -> dict[str, int]:
         """Return each tombstone's owner -> until when passes drain it again (server ms)."""
-        return _scores(self.client.zrange(self.keys.reaped, 0, -1, withscores=True))
+        key = self.keys.reaped
+        return _scores(self._read(self.client.zrange, key, 0, -1, withscores=True, empty=[]))
 
     def records(self, owners: Iterable[str]) -> dict[str, OwnerRecord]:
         """Return the records of some owners; an owner without one gets defaults."""
@@ -230,7 +232,8 @@ class OwnerRegistry(Structure):
     def served(self) -> list[str]:
         """Return the queue lists that an owner left within the last ``SERVED_S`` seconds."""
         since = self.database.server_time() - SERVED_S * 1000
-        names = self.client.zrangebyscore(self.keys.served, since, "+inf")
+        key = self.keys.served
+        names = self._read(self.client.zrangebyscore, key, since, "+inf", empty=[])
         return [name.decode(errors="replace") for name in names]
 
     def forget_served(self, queue_lists: Collection[str]) -> int:

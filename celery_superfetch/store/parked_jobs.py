@@ -95,7 +95,8 @@ class ParkedJobs(Structure):
 
     def first(self, queue_list: str, count: int) -> list[bytes]:
         """Return the messages of the parked jobs of a queue list that are due next."""
-        members = self.client.zrange(self.keys.parked_of(queue_list), 0, count - 1)
+        key = self.keys.parked_of(queue_list)
+        members = self._read(self.client.zrange, key, 0, count - 1, empty=[])
         return [member.partition(b"\n")[2] for member in members]
 
     def release(
@@ -150,19 +151,19 @@ class ParkedJobs(Structure):
 
     def lists(self) -> list[str]:
         """Return the queue lists with parked jobs."""
-        return [
-            name.decode(errors="replace") for name in self.client.zrange(self.keys.parked, 0, -1)
-        ]
+        names = self._read(self.client.zrange, self.keys.parked, 0, -1, empty=[])
+        return [name.decode(errors="replace") for name in names]
 
     def sizes(self, lists: Collection[str]) -> dict[str, int]:
         """Return queue list -> number of its parked jobs."""
-        counts = self._at_once(("ZCARD", self.keys.parked_of(name)) for name in lists)
+        counts = self._at_once((("ZCARD", self.keys.parked_of(name)) for name in lists), empty=0)
         return dict(zip(lists, counts, strict=True))
 
     def next_due(self, lists: Sequence[str]) -> dict[str, float]:
         """Return queue list -> when the next of its parked jobs is due (server ms), if it has
         any."""
-        times = self._at_once(("ZSCORE", self.keys.parked, name) for name in lists)
+        commands = [("ZSCORE", self.keys.parked, name) for name in lists]
+        times = self._at_once(commands, empty=None)
         return {name: at for name, at in zip(lists, times, strict=True) if at is not None}
 
     def make_due(self, task_ids: Collection[str]) -> int:

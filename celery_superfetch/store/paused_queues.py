@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 from ..errors import BadQueue
 from ..model.log_text import one_line_each
 from ..model.records import parsed_json, text_of, whole
-from .database import Structure
+from .database import Structure, is_wrong_type
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -47,7 +47,7 @@ class PausedQueues(Structure):
         try:
             rows = self.client.hgetall(self.keys.paused)
         except ResponseError as exc:
-            if "WRONGTYPE" not in str(exc):
+            if not is_wrong_type(exc):
                 raise
             return {}  # as the scripts do: a key of another type pauses nothing
         return {name.decode(errors="replace"): _pause(row) for name, row in rows.items()}
@@ -55,7 +55,7 @@ class PausedQueues(Structure):
     def has(self, queue: str) -> bool:
         """Return whether a queue is paused."""
         [reply] = self._at_once([("HEXISTS", self.keys.paused, queue)], errors=True)
-        if isinstance(reply, ResponseError) and "WRONGTYPE" not in str(reply):
+        if isinstance(reply, ResponseError) and not is_wrong_type(reply):
             raise reply
         return reply == 1
 

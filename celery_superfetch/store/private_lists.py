@@ -38,7 +38,7 @@ from ..model.job import (
 from ..model.log_text import one_line_each
 from ..model.step import Claim, was_published
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
-from .database import Database, Structure, chunks
+from .database import Database, Structure, chunks, is_wrong_type
 from .redis.call import Call
 from .redis.clients import LoneConnection
 from .redis.server import warn_once
@@ -209,7 +209,7 @@ class PrivateLists(Structure):
         try:
             self._mark(key)
         except ResponseError as exc:
-            if "WRONGTYPE" not in str(exc):
+            if not is_wrong_type(exc):
                 raise
             # As the scripts do: a key that another program wrote counts as no history.
             self._log(
@@ -329,7 +329,8 @@ class PrivateLists(Structure):
 
     def all_held(self, owners: Sequence[str]) -> list[Held]:
         """Return the claims of each owner, in one round trip."""
-        rows = self._at_once(("HKEYS", self.keys.private(owner)) for owner in owners)
+        commands = [("HKEYS", self.keys.private(owner)) for owner in owners]
+        rows = self._at_once(commands, empty=[])
         return [self._held(*row) for row in zip(owners, rows, strict=True)]
 
     def _held(self, owner: str, fields: Collection[bytes]) -> Held:

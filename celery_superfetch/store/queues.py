@@ -52,10 +52,8 @@ class Queues(Structure):
         probation."""
         keys = [kind(name) for name in names for kind in (self.keys.queue, self.keys.probation)]
         replies = self._at_once((("LLEN", key) for key in keys), errors=True)
-        for suspects in replies[1::2]:
-            if isinstance(suspects, ResponseError):
-                raise suspects
-        return list(zip(replies[::2], replies[1::2], strict=True))
+        suspects = [self._or_empty(reply, 0) for reply in replies[1::2]]
+        return list(zip(replies[::2], suspects, strict=True))
 
     def idle_s(self, names: Sequence[str]) -> dict[str, int]:
         """Return queue list -> seconds since a client last read or changed it (OBJECT IDLETIME).
@@ -113,7 +111,8 @@ class Queues(Structure):
     def noted(self) -> list[str]:
         """Return the queue lists that have a note: the last pass found a job there, or ``note``
         named the list. There may be no worker that consumes them."""
-        return [_text(name) for name in self.client.hkeys(self.keys.oldest)]
+        names = self._read(self.client.hkeys, self.keys.oldest, empty=[])
+        return [_text(name) for name in names]
 
     def add_notes(self, names: Iterable[str]) -> None:
         """Note that these queue lists may have jobs, so that the console's commands show them even
@@ -195,7 +194,7 @@ class Suspects(Structure):
 
     def lists(self) -> frozenset[str]:
         """Return the queue lists with suspects."""
-        names = self.client.smembers(self.keys.on_probation)
+        names = self._read(self.client.smembers, self.keys.on_probation, empty=())
         return frozenset(name.decode(errors="replace") for name in names)
 
     def size(self, queue_list: str) -> int:

@@ -98,7 +98,8 @@ class Runs(Structure):
     def counts(self) -> RunSums:
         """Return the sums of all workers; rows that cannot be read are left out."""
         ends, times = {}, defaultdict[str, Counter[str]](Counter)
-        for name, number in self.client.hgetall(self.keys.runs).items():
+        counters = self._read(self.client.hgetall, self.keys.runs, empty={})
+        for name, number in counters.items():
             how, *labels = name.decode(errors="replace").split(TAB, 2)
             if how in RUN_ENDS and len(labels) == 2:
                 ends[how, labels[0], labels[1]] = whole(number)

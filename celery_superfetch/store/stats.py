@@ -143,7 +143,7 @@ class Stats(Structure):
         """Return the latest deaths of owners, the newest first."""
         # By negative ranks: with ``desc`` redis-py would send ZREVRANGE, and users' ACLs would have
         # to allow one more command.
-        rows = self.client.zrange(self.keys.deaths, -most, -1)[::-1]
+        rows = self._read(self.client.zrange, self.keys.deaths, -most, -1, empty=[])[::-1]
         return [death for row in rows if (death := _death(parsed_json(row, dict[str, Any]())))]
 
     def record_pass(self, summary: Mapping[str, Any], waiting: Mapping[str, int]) -> None:
@@ -161,7 +161,7 @@ class Stats(Structure):
 
     def last_pass(self) -> Mapping[str, str]:
         """Return the ``summary`` of the last pass; empty if there was none within a week."""
-        row = self.client.hgetall(self.keys.last_pass)
+        row = self._read(self.client.hgetall, self.keys.last_pass, empty={})
         texts = ((name.decode(errors="replace"), value) for name, value in row.items())
         return {name: value.decode(errors="replace") for name, value in texts}
 
@@ -180,7 +180,8 @@ class Stats(Structure):
         """Return for each app the beat that ticked last, with the seconds between its last two
         ticks."""
         beats = []
-        for app, row in sorted(self.client.hgetall(self.keys.beats).items()):
+        rows = self._read(self.client.hgetall, self.keys.beats, empty={})
+        for app, row in sorted(rows.items()):
             parts = parsed_json(row, list[Any]())
             if len(parts) != 4:
                 continue
@@ -196,7 +197,7 @@ class Stats(Structure):
     def counts(self) -> Counts:
         """Return all counters: some thousands at most, since the scripts limit the rows
         (``lua/shared.lua``)."""
-        fields = self.client.hgetall(self.keys.stats)
+        fields = self._read(self.client.hgetall, self.keys.stats, empty={})
         rows = {
             tuple(k.decode(errors="replace").split(TAB, 2)): whole(v) for k, v in fields.items()
         }

@@ -96,7 +96,8 @@ class StrikeCounters(Structure):
     def stopped(self) -> list[dict[str, Any]]:
         """Return the jobs whose runs were cut short again and again by workers that were stopping,
         the job with the most stops first: digest, task, id, queue_list and stops of each."""
-        rows = [_stopped_row(raw) for raw in self.client.zrange(self.keys.stopped, 0, -1)]
+        raws = self._read(self.client.zrange, self.keys.stopped, 0, -1, empty=[])
+        rows = [_stopped_row(raw) for raw in raws]
         by_digest = {row["digest"]: row for row in rows if row}
         known = self.counters([*by_digest]) if by_digest else []
         jobs = [

@@ -103,6 +103,7 @@ WELL: dict[str, Any] = {
     "stopped": [],
     "lost": {"jobs": 0, "since": None, "at": None, "ever": 0},
     "data_lost": None,
+    "wrong_keys": [],
     "unacked": 0,
     "chart_series": {"count": 7, "limit": 4000},
     "accepted_findings": [],

@@ -43,7 +43,7 @@ ADVICE_BY_TEXT = {
     "db index": "the server has no such database: let the URL end in /0",
     "noperm": "the user lacks a permission: `{command} doctor` names each that is missing",
     "wrongtype": "another program wrote to a key of celery_superfetch, or to one with the name "
-    "of a queue: find it with `redis-cli --scan` and TYPE, and RENAME it",
+    "of a queue: `{command} status` names the key; find that program, and RENAME the key",
     "name or service not known": "the host name cannot be resolved: check the URL and the DNS",
     "refused": "nothing listens at that address: start the server, or check the port in the URL",
     "certificate": "the server's TLS certificate is not trusted: check ssl_ca_certs",

@@ -297,6 +297,17 @@ def test_lost_jobs_are_a_warning_for_an_hour(seen):
     assert not findings(seen)
 
 
+@pytest.mark.parametrize(("keys", "level"), [([False], "warning"), ([False, True], "critical")])
+def test_keys_of_another_type_are_named(seen, keys, level):
+    seen["wrong_keys"] = [
+        {"key": f"superfetch:k{n}", "must_be": "zset", "held": "string", "needed": needed}
+        for n, needed in enumerate(keys)
+    ]
+    assert only(seen)[:2] == (level, "key-type")
+    assert "superfetch:k0 (a string, must be a zset)" in only(seen).text
+    assert ("workers cannot use them" in only(seen).text) == (level == "critical")
+
+
 QUEUE = {
     "queue-type": ({"length": None, "error": "WRONGTYPE"}, "WRONGTYPE"),
     "no-consumer": (

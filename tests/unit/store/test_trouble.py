@@ -36,7 +36,7 @@ CASES = {
     ),
     "WRONGTYPE Operation against a key holding the wrong kind of value": (
         exceptions.ResponseError,
-        "another program wrote to a key",
+        "`celery -A shop superfetch status` names the key",
     ),
     "NOPERM this user has no permissions to run the 'zadd' command": (
         exceptions.NoPermissionError,
