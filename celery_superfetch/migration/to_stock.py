@@ -13,11 +13,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from ..errors import StillInUse
 from ..model.arguments import printable
 from ..model.humanize import number
+from ..model.job import queue_list_of
 from ..model.log_text import one_line_each
 from ..model.owner_record import OwnerRecord
 from ..model.staleness import watch_time
@@ -107,7 +109,7 @@ class Rollback:
         names = dict.fromkeys([*report.owners, *self.registry.tombstones()])
         for record in self.registry.records(names).values():
             with errors.logging_errors(f"private list (owner={record.owner})"):
-                self._empty(record, report)
+                self._empty(record, report, errors)
         # Before the jobs on probation: beat may release scheduled jobs meanwhile, and puts a
         # suspect among them on probation. If probation were emptied first, it would stay there.
         with errors.logging_errors("the scheduled jobs"):
@@ -116,7 +118,7 @@ class Rollback:
                 parked.sizes(parked.lists()) if dry_run else parked.release_all(self._count_moved)
             )
         with errors.logging_errors("the jobs on probation"):
-            self._end_probation(report)
+            self._end_probation(report, errors)
         report.paused = sorted(PausedQueues(self.reaper.database).all())
         # SCAN may be forbidden; the jobs have moved.
         with errors.logging_errors("the count of what is left"):
@@ -155,35 +157,46 @@ class Rollback:
                 owner,
             )
 
-    def _empty(self, record: OwnerRecord, report: RolledBack) -> None:
-        """Requeue an owner's jobs, the newest first, each to the front: the order stays."""
+    def _empty(self, record: OwnerRecord, report: RolledBack, errors: Errors) -> None:
+        """Requeue an owner's jobs, the newest first, each to the front: the order stays. If the
+        jobs of a queue list cannot move (its key is no list, say), those of the others do."""
         owner = record.owner
         if report.dry_run:
             report.queues.update(InFlightJobs(self.reaper.database).counts([owner])[owner].lists)
             return
         for queue_list, expires in record.lists.items():
-            if landed := self.lists.return_landed(owner, {queue_list: expires}):
-                report.queues[queue_list] += landed
-                self._count_moved(landed)
-        claims = self.lists.held(owner).claims
+            with errors.logging_errors(
+                f"jobs that were just fetched (owner={owner}, queue={queue_list})"
+            ):
+                landed = self.lists.return_landed(owner, {queue_list: expires})
+                self._count_requeued(queue_list, landed, report)
+        claims = sorted(self.lists.held(owner).claims, key=queue_list_of)
+        for queue_list, its_claims in groupby(claims, queue_list_of):
+            with errors.logging_errors(f"private list (owner={owner}, queue={queue_list})"):
+                self._empty_list(record, [*its_claims], report)
+
+    def _empty_list(self, record: OwnerRecord, claims: Sequence[str], report: RolledBack) -> None:
+        """Requeue the jobs of an owner's claims from one queue list."""
         while claims:
-            jobs, read_count = self.lists.jobs(owner, claims[:DRAIN_BATCH], DRAIN_MAX_BYTES)
+            jobs, read_count = self.lists.jobs(record.owner, claims[:DRAIN_BATCH], DRAIN_MAX_BYTES)
             claims = claims[read_count:]
             for some in batches(jobs, lambda job: job):
                 name = some[0].queue_list
                 requeued = self.lists.requeue_all(some, record.lists.get(name, 0))
-                report.queues[name] += requeued
-                self._count_moved(requeued)
+                self._count_requeued(name, requeued, report)
 
-    def _end_probation(self, report: RolledBack) -> None:
+    def _end_probation(self, report: RolledBack, errors: Errors) -> None:
         suspects = Suspects(self.reaper.database)
         for queue_list in sorted(suspects.lists()):
-            if report.dry_run:
-                report.queues[queue_list] += suspects.size(queue_list)
-                continue
-            requeued = suspects.requeue(queue_list)
-            report.queues[queue_list] += requeued
-            self._count_moved(requeued)
+            with errors.logging_errors(f"the jobs on probation (queue={queue_list})"):
+                if report.dry_run:
+                    report.queues[queue_list] += suspects.size(queue_list)
+                else:
+                    self._count_requeued(queue_list, suspects.requeue(queue_list), report)
+
+    def _count_requeued(self, queue_list: str, jobs: int, report: RolledBack) -> None:
+        report.queues[queue_list] += jobs
+        self._count_moved(jobs)
 
     def _count_moved(self, jobs: int) -> None:
         if jobs:

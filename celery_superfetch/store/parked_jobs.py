@@ -143,11 +143,19 @@ class ParkedJobs(Structure):
         """Move all parked jobs to their queues, whatever their time, also the suspects: stock
         kombu, which is to run them, knows no probation. Return queue list -> number. ``on_moved``
         gets the number of each batch."""
-        sizes = self.sizes(self.lists())
+        names = self.lists()
+        sizes = self._readable_sizes(names)
         while moved := self.release({}, inf, to_probation=False).jobs:
             on_moved(moved)
-        left = self.sizes(sizes)
-        return {name: size - left[name] for name, size in sizes.items()}
+        left = self._readable_sizes(names)
+        return {name: size - left.get(name, 0) for name, size in sizes.items()}
+
+    def _readable_sizes(self, lists: Collection[str]) -> dict[str, int]:
+        """As ``sizes``, without the keys that cannot be read: one of another type holds no jobs. If
+        it raised, the jobs of no other list would be released."""
+        commands = (("ZCARD", self.keys.parked_of(name)) for name in lists)
+        rows = zip(lists, self._at_once(commands, errors=True), strict=True)
+        return {name: size for name, size in rows if isinstance(size, int)}
 
     def lists(self) -> list[str]:
         """Return the queue lists with parked jobs."""

@@ -112,7 +112,7 @@ def test_a_list_that_cannot_be_given_back_keeps_its_jobs(bench, caplog):
     report = rollback(bench).run()
     assert (report.requeued, report.errors, report.in_flight) == (1, 1, 2)
     assert caplog.messages[-1].startswith(
-        f"Rollback: no action on private list (owner={owner.owner}): "
+        f"Rollback: no action on private list (owner={owner.owner}, queue=taken): "
     )
     assert caplog.messages[-1].endswith(
         "Nothing was lost; fix the error, and run the rollback again."
@@ -379,3 +379,42 @@ def test_a_table_of_beat_is_not_looked_for_where_django_has_no_settings(cli):
     """kombu loads Django wherever it is installed, and the rollback warned of its settings."""
     pytest.importorskip("django", reason="Django is not installed")
     assert "django" not in cli("rollback").err
+
+
+@pytest.mark.parametrize("place", ["in flight", "landed", "on probation", "scheduled"])
+def test_a_queue_that_cannot_take_its_jobs_keeps_no_others_back(bench, place):
+    """`a` is a key of another program, and comes first."""
+    bench.client.set("a", "by something else")
+    lists = dict.fromkeys(("a", "mail"), 0)
+    owner = bench.dead_owner(lists=lists)
+    for name in lists:
+        theirs = jobs(name, queue=name)
+        if place == "landed":
+            bench.land(owner, name, *theirs)
+        elif place == "on probation":
+            bench.client.lpush(bench.keys.probation(name), *theirs)
+            bench.client.sadd(bench.keys.on_probation, name)
+        else:
+            given = bench.give(owner.owner, name, theirs)
+            if place == "scheduled":
+                bench.run(ParkedJobs(bench.database).park(dict.fromkeys(given, 4 * 10**12)))
+    if place == "in flight":  # the newest comes first
+        bench.give(owner.owner, "a", jobs("newest", queue="a"))
+    report = rollback(bench).run()
+    assert (report.requeued, report.queues["mail"]) == (1, 1)
+    assert bench.queue() == jobs("mail")
+    assert report.in_flight + report.probation + report.parked == 1 + (place == "in flight")
+    bench.client.delete("a")
+    left = rollback(bench).run()
+    assert (left.errors, left.in_flight + left.probation + left.parked) == (0, 0)
+    assert jobs("a", queue="a")[0] in bench.queue("a")
+
+
+def test_a_key_of_another_type_keeps_no_scheduled_jobs_back(bench):
+    owner = bench.dead_owner(jobs("later"))
+    bench.run(ParkedJobs(bench.database).park(dict.fromkeys(bench.held(owner), 4 * 10**12)))
+    bench.client.set(bench.keys.parked_of("a"), "by something else")
+    bench.client.zadd(bench.keys.parked, {"a": 1})
+    report = rollback(bench).run()
+    assert (report.requeued, report.errors, report.parked) == (1, 0, 0)
+    assert bench.queue() == jobs("later")
