@@ -31,6 +31,7 @@ celery concurrency.
 celery .
     keep what runs through a lost connection: flush() _pool.outbound_buffer.__iter__()
     read results on: _pool._result_handler._recv_message(add_reader,fd,callback,load=)
+        _pool._result_handler._flush_outqueue(fd,remove,process_index,on_state_change)
         _pool._fileno_to_outq.__getitem__(fd)
     forget the pipes of a lost child: _pool.destroy_queues(queues,proc)
     listen for the end of each child: _pool._untrack_child_process(proc,hub)
@@ -45,6 +46,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from multiprocessing.connection import wait
 from typing import Any
 
 from celery.concurrency.asynpool import _get_job_writer
@@ -60,6 +62,9 @@ logger = one_line_each(get_logger(__name__))
 FORK_RETRY_S = 0.05
 #: Checks of such a child; after them only Celery's own check, each 5 s, finds its end.
 END_CHECKS_MAX = 100
+#: Longest wait (s) for one child's result after the loop has ended. The other children, the ends of
+#: children and time limits wait meanwhile. Celery's own wait is as long.
+RESULT_WAIT_S = 0.5
 
 
 def request_of(accept_callback: Any) -> Any:
@@ -125,6 +130,7 @@ def apply_repairs(
     """
     keep_running_jobs(pool, requeue)
     keep_partial_results(pool)
+    read_without_blocking(pool)
     read_last_messages(pool)
     forget_closed_descriptors(pool)
     rewatch_children(pool, call_later)
@@ -226,6 +232,35 @@ def keep_partial_results(pool: Any) -> None:
 
     results._recv_message = begin_or_go_on
     processes.process_flush_queues = finish_and_flush
+
+
+def read_without_blocking(pool: Any) -> None:
+    """Read results without a call that blocks, also when the worker has ended its loop and waits
+    for its jobs. Celery then calls one that blocks: if a child dies while it writes a large result,
+    the worker waits for the rest for ever. And before Celery 5.7 it takes the rest of a result that
+    the loop had begun to read for the start of another.
+
+    Report: A process that dies while it sends a large result holds up a warm shutdown for ever.
+    """
+    results = pool._pool._result_handler
+
+    def read_now(
+        fd: int, remove: Callable[[int], object], process_index: Any, on_state_change: Any
+    ) -> None:
+        """Read what a child has sent by now; ``remove`` its pipe if nothing more can come."""
+        if fd not in process_index:  # its end was found, and what it had sent was read
+            remove(fd)
+            return
+        try:
+            next(results._recv_message(lambda *_: None, fd, on_state_change))
+        except StopIteration:  # a whole message was read
+            pass
+        except (OSError, EOFError):
+            remove(fd)
+        else:
+            wait([fd], RESULT_WAIT_S)
+
+    results._flush_outqueue = read_now
 
 
 def unpickle_or_end(child: Any, stream: Any) -> Any:

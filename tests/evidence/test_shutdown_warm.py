@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from support.rows import row
+from support.waiting import always, eventually
 from support.workers.scene import SHUTDOWN, URGENT, Scene
 from support.workers.worker import SCRIPT
 
@@ -104,3 +107,30 @@ def test_hup_stops_warmly_and_starts_again_under_the_same_pid(scenes):
         assert new != scene.owner
         assert new.split("|")[1] == scene.owner.split("|")[1], "the pid is the same"
         assert not scene.strikes()
+
+
+@pytest.mark.parametrize("without", ["", "reads_that_never_block"], ids=["", "control"])
+def test_a_process_that_dies_while_it_sends_a_large_failure_holds_up_no_stop(
+    worker, shop, ledger, db, without
+):
+    """The worker has read a part of it. In the control it waits for the rest for ever, as Celery
+    does."""
+    env = {"HAPPENS": "slow_results", "WITHOUT": without}
+    one = worker(pool="prefork", concurrency=1, env=env).wait_ready()
+    [child] = one.children()
+    child.suspend()
+    shop.fail.delay("x" * 20_000)
+    one.wait_log("received")
+    eventually(db.running, message="the process has the job")
+    one.term()
+    one.wait_log("Warm shutdown")
+    child.resume()
+    eventually(lambda: ledger.starts().get("result"), message="a part of the failure is sent")
+    always(one.alive, during=1.5)
+    child.kill()
+    if without:
+        always(one.alive, during=5.0)
+        return
+    assert one.wait_exit() == 0
+    assert not db.held()
+    assert db.length() == 1, "the job is requeued: the stop has cut it short"

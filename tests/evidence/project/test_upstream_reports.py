@@ -25,6 +25,7 @@ POOL, *BLOCKS = [block.text for block in blocks(PAGE)]
 PRINTED = [
     (r"told: \[\]", r"told: \[0\]"),
     (r"told: \[\]", r"told: \[20000000\]"),
+    (r"the pool has ended: False", r"the pool has ended: True"),
     (r"(?s)(job \w).*\1", r"(?s)\A(?!.*(job \w).*\1).*job b"),
     (r"UnpicklingError|EOFError", r"(?s)\A(?!.*Error).*spam"),
     (r"not watched: [1-9]", r"not watched: 0\nthe worker goes on"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
-from threading import Timer
+from threading import Thread, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -324,6 +324,45 @@ def test_a_result_that_a_dead_process_has_not_written_in_full_is_no_error(start)
     assert not request.ended_by
     assert not bench.pool._cache, "the job is lost"
     bench.up()
+
+
+def shut_down(bench: Bench) -> Thread:
+    """End the loop and wait for the jobs, as a warm shutdown does; return the thread that waits."""
+    bench.hub.reset()
+    bench.pool.close()
+    joining = Thread(target=bench.pool.join, daemon=True)
+    joining.start()
+    return joining
+
+
+def test_a_result_that_the_loop_has_read_in_part_is_read_on_at_a_shutdown(start):
+    """Celery 5.5 and 5.6 took the rest for the start of a result, and waited for ever."""
+    bench = start(1).up()
+    [process] = bench.pool._pool
+    request = bench.send(bytes, 1_000_000)
+    read_in_part(bench, process, request)
+    shut_down(bench).join(20)
+    assert request.ended_by == bytes(1_000_000)
+
+
+def test_a_process_that_dies_while_it_sends_a_result_does_not_hold_up_a_shutdown(start):
+    """Celery waited for the rest of the result for ever."""
+    bench = start(1).up()
+    [process] = bench.pool._pool
+    bench.stop(process.pid)
+    request = bench.send(bytes, 50_000_000)
+    bench.until(lambda: bench.job_of(request)._write_to)
+    bench.resume([process.pid])
+    eventually(lambda: in_pipe(process) > 60_000)
+    bench.stop(process.pid)
+    joining = shut_down(bench)
+    eventually(lambda: in_pipe(process) == 0, message="the pool waits for the rest")
+    kill(process)
+    joining.join(20)
+    assert not joining.is_alive()
+    assert request.accepted_by == process.pid
+    assert not request.ended_by
+    assert not bench.pool._cache, "the job is lost"
 
 
 def test_a_job_that_is_not_written_when_a_flush_begins_is_requeued(start):

@@ -378,6 +378,11 @@ def half_a_result() -> None:
     prefork.keep_partial_results = lambda results: None
 
 
+def reads_that_never_block() -> None:
+    """A worker that stops waits for the rest of a result, whatever became of the child."""
+    prefork.read_without_blocking = lambda pool: None
+
+
 def deadlines() -> None:
     """A job begins however late the code comes to it that runs it."""
     run_job.clock = pool_process.clock = lambda: 0.0

@@ -40,7 +40,7 @@ def test_each_repair_of_the_pool_names_its_report():
         for call in repairs["apply_repairs"].body
         if isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
     }
-    assert len(applied) == 6
+    assert len(applied) == 7
     assert {report_of(repairs[name]) for name in applied} <= {*REPORTS, OURS}
 
 
