@@ -17,7 +17,7 @@ Foreign names:
 
 kombu transport.redis:Channel.
     keep no connection that is not used: _create_client(asynchronous=) _in_poll
-        _on_connection_disconnect(connection) _basic_cancel(consumer_tag) _brpop_read()
+        _basic_cancel(consumer_tag) _brpop_read()
         _connparams(asynchronous)
 """
 
@@ -39,7 +39,6 @@ class FrugalChannel(redis.Channel):
     _made_pool: Any = None  # kombu's pool, in whose place the shared one is; without connections
     _shared_pool: SharedPool | None = None
     _is_made = False  # kombu's constructor has returned
-    _closing_connection: Any = None  # the connection for BRPOP, while this channel closes it
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
@@ -109,18 +108,8 @@ class FrugalChannel(redis.Channel):
         self.connection.cycle.forget(self, client)
         del self.__dict__["client"]
         client.connection = None
-        # kombu must not take this for a lost connection (``_on_connection_disconnect``): before 5.7
-        # it would poll this channel no more.
-        self._closing_connection = connection
-        try:
-            connection.disconnect()
-        finally:
-            self._closing_connection = None
+        connection.disconnect()
         pool.release(connection)
-
-    def _on_connection_disconnect(self, connection: Any) -> None:
-        if connection is not self._closing_connection:
-            super()._on_connection_disconnect(connection)
 
     def is_broadcast(self, exchange: str) -> bool:
         """Return whether the messages of an exchange are broadcasts, which go to every queue that

@@ -16,7 +16,7 @@ Foreign names:
 kombu transport.redis:MultiChannelPoller.
     fetch once in each tick of the loop: on_poll_start() get(callback,timeout)
     read blocking reads: on_readable(fileno) handle_event(fileno,event) _fd_to_chan
-    forget a connection that is closed: _chan_to_sock
+    forget a connection that is closed: _chan_to_sock _on_connection_disconnect(connection)
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ class Poller(MultiChannelPoller):
         """
         self.hub = hub
         self._ticks |= ticks
+        # kombu has put a function of its own in the place of the method. Before 5.7 that function
+        # takes the tick out of the loop until the next connect. But Celery also closes the channel
+        # of its remote control when a control message has failed, and does not connect again: the
+        # worker would claim and ack nothing more, and be declared dead.
+        self.__dict__.pop("_on_connection_disconnect", None)
         for fd, on_readable in self._watched.items():
             hub.add_reader(fd, on_readable)
         if self._tick_timer is not None:
@@ -103,6 +108,14 @@ class Poller(MultiChannelPoller):
         # A timer that does nothing (``bool``) makes the loop tick once a second also if no socket
         # becomes readable: some duties of a tick are due at a time.
         self._tick_timer = hub.call_repeatedly(POLL_INTERVAL, bool)
+
+    def _on_connection_disconnect(self, connection: Any) -> None:
+        """Forget a connection that was closed, since another one may get its file descriptor. The
+        connection's channel calls this."""
+        for channel, client, _ in list(self._chan_to_sock):
+            if client.connection is connection:
+                self.forget(channel, client)
+        super()._on_connection_disconnect(connection)
 
     def add_fetch_loop(self, fetch: FetchLoop) -> None:
         """Start to tick a fetch loop; its channel has made it."""
@@ -134,9 +147,9 @@ class Poller(MultiChannelPoller):
                 self.poller.unregister(fd)
 
     def forget(self, channel: Any, client: Any) -> None:
-        """Stop watching a client's connection, before it is closed. Under gevent kombu polls by
-        ``select``, and no kernel removes a closed socket from its list. Another connection may get
-        the same file descriptor, and would be read as this one."""
+        """Stop watching a client's connection, which is closed next or was closed. Under gevent
+        kombu polls by ``select``, and no kernel removes a closed socket from its list. Another
+        connection may get the same file descriptor, and would be read as this one."""
         for key in list(self._chan_to_sock):
             if key[:2] == (channel, client):
                 del self._chan_to_sock[key]
