@@ -130,17 +130,20 @@ class PrivateLists(Structure):
 
         Arguments:
             lists: the queue lists to claim from, in this order.
-            most: the number of jobs to claim at most.
+            most: the number of jobs to claim at most; one from each landing list in any case.
             fairness_width: how many neighbours of ``lists`` are claimed from in rotation, one job
                 from each, until they are empty; then as many of the next neighbours follow. 0:
                 claim only jobs that have landed.
-            landed: those of ``lists`` whose landing lists have jobs; these are claimed first.
+            landed: those of ``lists`` whose landing lists have jobs; these are claimed first. A job
+                lands for one channel, and any channel of this owner may claim it. So a list is
+                named once for each job, and each name claims a job, if one is left: no job stays
+                that no claim names.
             starts: the first ``starts`` jobs get no waiting note, since their consumer starts them
                 at once.
             brought: queue list -> the payload that a blocking read has brought from it. If it is
                 large, the server does not send it again.
         """
-        keys = self.keys
+        keys, most = self.keys, max(most, len(landed))
         names = [keys.owners, keys.has_history, keys.private(owner), keys.paused]
         names += map(keys.queue, lists)
         prefixes = keys.history(""), len(keys.prefix.encode()), keys.landing(owner, "")

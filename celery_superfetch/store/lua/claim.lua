@@ -4,12 +4,12 @@
 -- KEYS: owners, the flag that some job has a history, the caller's private list, the paused queues, then
 --       the queue lists in the order of claiming. The names of the landing lists are made here from theirs:
 --       there may be a hundred
--- ARGV: owner, most jobs, most bytes, prefix of histories, length of the prefix of all keys, prefix of
---       the landing lists, fairness width (number of neighbouring lists from which jobs are taken in
---       rotation; 0: only what landed is taken), number of jobs to record as running, number of the first
---       claim, the separator between a queue's name and a priority, then for each list whose landing list
---       has jobs its position in the order of the lists, and the length and the end of the payload that the
---       caller's read has brought (0 and empty: none)
+-- ARGV: owner, most jobs (at least as many as there are landing lists), most bytes, prefix of histories, length
+--       of the prefix of all keys, prefix of the landing lists, fairness width (number of neighbouring lists
+--       from which jobs are taken in rotation; 0: only what landed is taken), number of jobs to record as
+--       running, number of the first claim, the separator between a queue's name and a priority, then for each
+--       list whose landing list has jobs its position in the order of the lists, and the length and the end of
+--       the payload that the caller's read has brought (0 and empty: none)
 -- Returns: nil when the owner is not registered; or {started, jobs, errors, paused}: how many of the jobs,
 --       the first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
 --       claims' numbers, {number of a list that could not be read, text, ...}, {number of a list of a paused
@@ -81,11 +81,15 @@ local function popped(at, source, ...)
   errors[#errors + 1], errors[#errors + 2] = at, answer.err
 end
 
+local to_come = (#ARGV - FIRST_LANDED + 1) / 3  -- landing lists that were not claimed from yet
 for i = FIRST_LANDED, #ARGV, 3 do
   local at, length, ending = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), ARGV[i + 2]
   local source = landing .. name_of(at)
-  -- All that lies there, the oldest first: what an earlier read left without a name comes with it.
-  for _, payload in ipairs(not closed[at] and popped(at, source, most) or {}) do
+  to_come = to_come - 1
+  -- All that lies there, the oldest first: what an earlier read left without a name comes with it. But room
+  -- for one job is left to each list to come: if reads of another channel of this owner have brought jobs
+  -- here, too, these could use up `most`, and no later claim would name the lists to come.
+  for _, payload in ipairs(not closed[at] and popped(at, source, most - to_come) or {}) do
     take(at, source, payload)
     -- Another one may lie there: what the caller's read had moved was put back meanwhile.
     if length > 0 and #payload == length and string.sub(payload, -#ending) == ending then

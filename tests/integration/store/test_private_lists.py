@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations, product
+
 import pytest
 
 from celery_superfetch.inspector import Inspector
@@ -187,6 +189,38 @@ def test_what_came_alone_is_named_by_one_look(bench, owner):
         used[name] = {c: count for c in asked if (count := calls(bench.client, c))}
     assert used["alone"] == {"exists": 1, "zscore": 1, "rpop": 1, "hset": 1}
     assert used["control"] == {**used["alone"], "rpop": 2}
+
+
+def test_no_landed_job_is_left_that_no_claim_will_name(bench, owner):
+    """Two channels of one owner wait on the same lists. A read's job is named by the next claim of
+    that read's channel, which may take another one of the same list. In every order of three reads
+    and the claims: what lies in a landing list is as much as claims will still name, or less."""
+    lists, channels = ("a", "b"), (0, 1)
+    reads = [*product(channels, lists)]
+    for landings, claimers in product(product(reads, repeat=3), permutations(channels)):
+        landed: dict[int, list[str]] = {0: [], 1: []}
+        for number, (channel, queue_list) in enumerate(landings):
+            bench.land(owner, queue_list, f"{queue_list}{number}".encode())
+            landed[channel].append(queue_list)
+        claimed: list[bytes] = []
+        for channel in claimers:
+            named = landed.pop(channel)
+            order = list(dict.fromkeys(named))
+            claimed += names(bench.claim(owner, order, len(named), turn=0, landed=named))
+            for queue_list in lists:
+                left = bench.landed(owner, queue_list)
+                to_come = sum(rest.count(queue_list) for rest in landed.values())
+                assert len(left) <= to_come, (landings, claimers, left)
+        assert len(set(claimed)) == 3, (landings, claimers)
+
+
+def test_each_landing_list_gives_a_job_however_few_are_asked_for(bench, owner):
+    bench.land(owner, "a", b"a1", b"a2")
+    bench.land(owner, "b", b"b1")
+    assert names(bench.claim(owner, ["a", "b"], 0, turn=0, landed=["a", "b"])) == [b"a1", b"b1"]
+    bench.push("a", b"a3")
+    bench.claim(owner, ["a"], most=10)
+    assert len(bench.held(owner)) == 3, "no claim id was used twice"
 
 
 def test_a_job_that_was_delivered_before_is_marked(bench, owner):

@@ -127,6 +127,27 @@ def test_what_another_channel_gave_back_is_in_its_queue_alone(bench):
     assert bench.driver.claim(mine.owner, ["mail"], 5, 0, ["mail"]).jobs == []
 
 
+def test_two_channels_of_one_owner_leave_no_job_that_landed_for_the_other(url, bench):
+    """The two have one landing list for each queue. Of a each gets a job, and only the first gets
+    b's: if its claim took both of a, nothing would name b's job."""
+    with Inbox(url, "a", "b", prefetch=2) as one, Inbox(url, "a", "b", prefetch=2) as two:
+        assert one.channel.owner is two.channel.owner
+        for _ in range(3):
+            one.settle_in()
+            two.settle_in()
+        bench.push("a", payload(1), payload(2))
+        bench.push("b", payload(3))
+        owner = one.channel.owner.name
+        eventually(lambda: (len(bench.landed(owner, "a")), len(bench.landed(owner, "b"))) == (2, 1))
+
+        def turned() -> list[str]:
+            one.turn(0.01)
+            two.turn(0.01)
+            return sorted(one.ids() + two.ids())
+
+        eventually(lambda: turned() == ["1", "2", "3"], 10, 0)
+
+
 def test_a_read_that_broke_with_a_job_leaves_none_behind(server, bench):
     """The server has moved the job, its reply is lost, and the first to notice calls it off."""
     with FaultProxy(server.port) as proxy, Inbox(proxy.url()) as inbox:
