@@ -236,7 +236,8 @@ def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
 
 def _collected(backend: Any, group: str) -> list[Any]:
     """Read what the parts have returned; ChordError if one has failed."""
-    header = GroupResult.restore(group, app=backend.app)
+    action = "read the parts of its chord"
+    header = patiently(lambda: GroupResult.restore(group, app=backend.app), action)
     if header is not None:  # there are groups among the parts
         header.on_ready()
         join = header.join_native if header.supports_native_join else header.join
@@ -245,7 +246,8 @@ def _collected(backend: Any, group: str) -> list[Any]:
             return list(join(timeout=timeout, propagate=True))
     key, *_ = _keys(backend, group)
     read = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
-    return [backend._unpack_chord_result(part, backend.decode) for part in read(key, 0, -1)]
+    parts = patiently(lambda: read(key, 0, -1), action)
+    return [backend._unpack_chord_result(part, backend.decode) for part in parts]
 
 
 def _fail(backend: Any, request: Any, body: Any, exc: ChordError) -> None:

@@ -58,8 +58,8 @@ def patiently(call: Callable[[], T], action: str) -> T:
             if time.monotonic() - began > PATIENCE_S:
                 raise NotSent(trouble) from exc
             logger.warning(
-                "%s: Redis refuses the command. Tried again every second. Check the memory, disk "
-                "and replicas of Redis.",
+                "%s: Redis refuses the command. Tried again every second. Check the memory, disk, "
+                "replicas and long scripts of Redis.",
                 trouble,
             )
             time.sleep(PAUSE_S)

@@ -27,6 +27,7 @@ from celery import Celery, Task
 from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
+from ..store.redis.server import is_temporary
 from .chords import count_parts_once, is_on_redis
 from .patient_calls import patiently
 
@@ -74,6 +75,7 @@ def patch(backend: Any) -> Any:
     if is_on_redis(backend) and "_set" not in vars(backend):  # ``keep_success`` sets it
         count_parts_once(backend)
         keep_success(backend)
+        store_patiently(backend)
     return backend
 
 
@@ -84,16 +86,30 @@ def keep_success(backend: Any) -> None:
     store = backend._set
 
     def _set(key: Any, value: Any, *expires: Any) -> None:
-        patiently(lambda: put(key, value, *expires), "store its result")
-
-    def put(key: Any, value: Any, *expires: Any) -> None:
         if not isinstance(value, str) or value.startswith(SUCCESS):
             return store(key, value, *expires)
         lifetime = next(iter(expires), None)
         seconds = (backend.expires if lifetime is None else lifetime) or 0
         try:
             STORE([key], [value, int(seconds), SUCCESS], client=backend.client)
-        except ResponseError:  # scripts may be forbidden there
-            store(key, value, *expires)
+        except ResponseError as exc:
+            if is_temporary(exc):  # if it was stored without the script, it could replace a success
+                raise
+            store(key, value, *expires)  # scripts may be forbidden there
 
     vars(backend)["_set"] = _set
+
+
+def store_patiently(backend: Any) -> None:
+    """Replace the methods of a result backend that store a result, or the results of a group, by
+    patient ones. To store a result Celery first reads the present one, and the server may refuse
+    that, too: then the job would be acked, its result lost, and its chord would wait for ever."""
+    store_result, save_group = backend.store_result, backend.save_group
+
+    def store(*args: Any, **kwargs: Any) -> Any:
+        return patiently(lambda: store_result(*args, **kwargs), "store its result")
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        return patiently(lambda: save_group(*args, **kwargs), "store its group of results")
+
+    vars(backend).update(store_result=store, save_group=save)

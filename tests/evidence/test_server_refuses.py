@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import celery
 import pytest
 import redis
 from kombu.exceptions import OperationalError
 
 from support.servers.database import Database
+from support.servers.faults import busy
 from support.servers.server import Server
 from support.waiting import always, eventually
 
@@ -108,3 +110,49 @@ def test_a_job_that_the_server_refuses_to_take_back_stops_no_reaping(
         db.client.delete("qa")
         one.wait_log("Redis accepts the settlement of this worker's jobs again")
         eventually(lambda: len(ledger.starts()) == 3 or ledger.runs()["a"] == 2)
+
+
+def test_workers_that_start_or_connect_at_a_busy_server_wait_for_it(
+    worker, make_app, ledger, url, fresh_server
+):
+    """A long script of another program: its server was taken for one that runs no scripts, and the
+    workers ended."""
+    own: Server = fresh_server()
+    place = {"url": own.url(), "result_url": url, "concurrency": 1, "options": QUICK}
+    one = worker(**place)
+    hold = make_app(superfetch=False, url=own.url()).tasks["shop.hold"]
+    hold.delay("job", 6)
+    eventually(ledger.starts)
+    with busy(own, ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")):
+        one.wait_log("Connection to broker lost")
+        two = worker(ready=False, **place)
+        two.wait_log("Cannot connect to ")
+        always(lambda: one.alive() and two.alive(), during=4, message="they wait")
+    hold.delay("another", 0)
+    eventually(lambda: set(ledger.finishes()) == {"job", "another"})
+    assert ledger.runs() == {"job": 1, "another": 1}
+    two.wait_ready()
+    eventually(lambda: not Database(own.client()).private_lists())
+
+
+@pytest.mark.parametrize("without", ["", "patience_with_refusals"])
+def test_a_chord_whose_parts_end_at_a_busy_result_server_is_completed(
+    worker, make_app, ledger, fresh_server, url, without
+):
+    """The read before the store was refused: the parts were acked without a result and uncounted,
+    and the chord waited for ever. The control: without patience."""
+    results: Server = fresh_server()
+    one = worker(app="choirs", result_url=results.url(), concurrency=2, env={"WITHOUT": without})
+    app = make_app(result_url=results.url())
+    parts = [app.signature("choir.part", (index,)) for index in range(2)]
+    body = celery.chord(parts, app.signature("choir.body"), app=app)()
+    eventually(lambda: len(ledger.starts()) == 2)
+    with busy(results):
+        ledger.release()
+        eventually(lambda: one.log().count("could not store its result (BUSY") or without)
+        always(one.alive, during=3)
+    if without:
+        always(lambda: not ledger.runs().get("body"), during=3, message="it waits for ever")
+        return
+    assert sorted(index for index, _pid in body.get(timeout=30)) == [0, 1]
+    assert ledger.runs() == {"part 0": 1, "part 1": 1, "body": 1}

@@ -37,11 +37,11 @@ from weakref import WeakKeyDictionary
 
 from redis import Connection, Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from .connections import NotServed, Params, is_own_connection
 from .pipeline import CHECKOUT, asked
-from .server import info
+from .server import info, is_temporary
 
 #: Socket -> the id of its connection, and the run of the server there.
 _known: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
@@ -162,13 +162,26 @@ def run_id(client: Redis) -> str:
 def known_as(connection: Any) -> tuple[int, str]:
     """Return the client id of a connection and the run of the server that gave it; 0 and an empty
     string if the server does not say. The server is asked once for each socket; a connection that
-    was lost is opened again."""
+    was lost is opened again.
+
+    Raises ResponseError if the server refuses to say it only now (BUSY). If that counted as unknown
+    for the life of the socket, the owner record would name no connection, and ``PrimaryGuard``
+    would let each server pass.
+    """
     if connection._sock not in _known:
-        number, reply = asked(connection, ("CLIENT", "ID"), ("INFO", "server"))
+        number, reply = _unless_temporary(asked(connection, ("CLIENT", "ID"), ("INFO", "server")))
         match = isinstance(reply, bytes) and re.search(rb"^run_id:(\w+)", reply, re.MULTILINE)
         run = match[1].decode() if match else ""
         _known[connection._sock] = number if run and isinstance(number, int) else 0, run
     return _known[connection._sock]
+
+
+def _unless_temporary(replies: list[Any]) -> list[Any]:
+    """Return replies, which may be errors; raise the first that is temporary."""
+    for reply in replies:
+        if isinstance(reply, ResponseError) and is_temporary(reply):
+            raise reply
+    return replies
 
 
 class PrimaryGuard:
@@ -240,12 +253,16 @@ def recognised(
         id -> whether it is a connection of this package, of each id that the server lists: the row
         has the package's name or the address in ``addresses``, and the user and database of
         ``connection``. None: the ACL forbids CLIENT LIST.
+
+    Raises:
+        ResponseError: the server refuses it only now (BUSY).
     """
     asker_id, _ = known_as(connection)
     asked_for = [id for id in ids if 0 < id < 2**63 and id != asker_id][:RECOGNISED_IDS]
     if not asker_id or not asked_for:
         return {}
-    [reply] = asked(connection, ("CLIENT", "LIST", "ID", asker_id, *asked_for))
+    command = "CLIENT", "LIST", "ID", asker_id, *asked_for
+    [reply] = _unless_temporary(asked(connection, command))
     if not isinstance(reply, bytes):
         return None
     rows = listed(reply)
@@ -298,7 +315,7 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         False if the server does not end all of them: it does not know an id, or forbids it.
 
     Raises:
-        RedisError: a connection is lost.
+        RedisError: a connection is lost, or the server refuses it only now (BUSY).
     """
     if any(
         not connection.id or connection.run_id != connections[0].run_id
@@ -315,7 +332,8 @@ def unblock(client: Redis, connections: Sequence[LoneConnection]) -> bool:
         if listed_ids is None:
             return [None]
         ids = [read.id for read in pending if read.id in listed_ids]
-        replies = iter(asked(connection, *(("CLIENT", "UNBLOCK", id) for id in ids)))
+        commands = [("CLIENT", "UNBLOCK", id) for id in ids]
+        replies = iter(_unless_temporary(asked(connection, *commands)))
         return [next(replies) if read.id in listed_ids else 0 for read in pending]
 
     while pending:

@@ -53,9 +53,10 @@ DEADLOCK = (
 )
 DEADLOCK_FIX = "upgrade to redis-py 6.1 or later, and kombu to 5.6 or later, which allows it"
 
-#: Errors of a server that refuses all writes for a while: it has too few replicas, mostly after a
-#: failover, or it cannot save, mostly since its disk is full.
-REFUSES_ALL = "NOREPLICAS", "MISCONF"
+#: Finds the errors of a server that refuses all writes for a while: it has too few replicas, mostly
+#: after a failover, or it cannot save, mostly since its disk is full. With BUSY it refuses reads,
+#: too, since a script runs for longer than ``busy-reply-threshold``.
+REFUSES_ALL = re.compile(r"\b(NOREPLICAS|MISCONF|BUSY)\b")
 
 #: Each error of a server over its memory limit contains this, also if a command within a script got
 #: the error, and even if it begins with another code than OOM.
@@ -70,20 +71,24 @@ def as_connection_error() -> Iterator[None]:
     try:
         yield
     except ResponseError as exc:
-        if not any(reason in str(exc) for reason in REFUSES_ALL):
+        if not REFUSES_ALL.search(str(exc)):
             raise
         text = f"the server refuses all writes at the moment ({str(exc).rstrip('.')})"
         logger.warning(
-            "Connecting to Redis again after a pause: %s. Check its disk and replicas.", text
+            "Connecting to Redis again after a pause: %s. Check its disk, replicas and long "
+            "scripts.",
+            text,
         )
         raise ConnectionError(text) from exc
 
 
 #: Finds temporary errors by their codes: the server has too few replicas, a full disk or no memory
-#: left, it loads its data, or another server is the primary now. In a transaction redis-py puts the
-#: command and "caused error: " before the code.
+#: left, it loads its data, a script runs for too long (BUSY), or another server is the primary now.
+#: In a transaction redis-py puts the command and "caused error: " before the code, and the server
+#: puts "because of: " before it if the error came with EXEC.
 TEMPORARY_CODES = re.compile(
-    r"(^|caused error: )(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN)\b"
+    r"(^|caused error: |because of: )"
+    r"(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b"
 )
 #: Classes of temporary errors. redis-py removes the code from their text.
 TEMPORARY_ERRORS = (
@@ -136,18 +141,25 @@ def even_if_full(queue: str, exchange: str) -> Iterator[None]:
 
 
 def info(client: Redis, section: str = "default") -> dict[str, Any]:
-    """Return a section of INFO; an empty dict if the ACL forbids it."""
+    """Return a section of INFO; an empty dict if the ACL forbids it. Raises ResponseError if the
+    server refuses it only now (BUSY): its version, its mode and its run must not count as unknown
+    for that."""
     try:
         return dict(client.info(section))
-    except ResponseError:
+    except ResponseError as exc:
+        if is_temporary(exc):
+            raise
         return {}
 
 
 def setting(client: Redis, name: str) -> str | None:
-    """Return one setting of the server; None if the ACL forbids CONFIG GET."""
+    """Return one setting of the server; None if the ACL forbids CONFIG GET. Raises ResponseError if
+    the server refuses it only now (BUSY)."""
     try:
         settings: Any = client.config_get(name)
-    except ResponseError:
+    except ResponseError as exc:
+        if is_temporary(exc):
+            raise
         return None
     return settings.get(name)
 

@@ -40,6 +40,9 @@ ADVICE_BY_TEXT = {
     "misconf": (
         "the server refuses writes, since it could not save its data: check its log and its disk"
     ),
+    "is busy running": "a script (or function) of some program has run for longer than "
+    "busy-reply-threshold, and the server serves no other command: end it with `redis-cli SCRIPT "
+    "KILL` or `FUNCTION KILL`, and find that program (SLOWLOG GET)",
     "db index": "the server has no such database: let the URL end in /0",
     "noperm": "the user lacks a permission: `{command} doctor` names each that is missing",
     "wrongtype": "another program wrote to a key of celery_superfetch, or to one with the name "

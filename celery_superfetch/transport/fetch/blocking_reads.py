@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from kombu.log import get_logger
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ...model.log_text import one_line_each
 from ...model.owner_rank import MOST_READS, OwnerRank
@@ -39,7 +39,7 @@ from ...owner.owner import BLOCK_TIMEOUT, Owner
 from ...store.key_tracking import EXISTS_INTERVAL_S, KeyTracker
 from ...store.redis.clients import LoneConnection, cut, unblock
 from ...store.redis.connections import NotServed
-from ...store.redis.server import warn_once
+from ...store.redis.server import is_temporary, warn_once
 from .backlog import Landed
 from .queue_lists import QueueLists
 
@@ -287,10 +287,11 @@ class BlockingReads:
         try:
             payload = read.read()  # None: no job came in time, or the server ended the read
         # After a refusal the queue is claimed from once a second instead.
-        except OutOfMemoryError:
-            self._refused[BlockingRead] = monotonic() + BLOCK_REFUSED_S
-        except ResponseError as exc:  # WRONGTYPE, a lost permission
-            self.note_refusal(read.queue_list, str(exc))
+        except ResponseError as exc:
+            if is_temporary(exc):  # of each list: a full server, a long script
+                self._refused[BlockingRead] = monotonic() + BLOCK_REFUSED_S
+            else:  # WRONGTYPE, a lost permission
+                self.note_refusal(read.queue_list, str(exc))
         except BaseException as exc:  # also the end of a greenlet, and what a signal handler raises
             self.owner.leases.needs_reconcile = True
             self.close([read])
@@ -310,18 +311,26 @@ class BlockingReads:
         already.
 
         If the server does not end them (a service forbids UNBLOCK, or each of its proxies has ids
-        of its own), it is not asked again for ``UNBLOCK_REFUSED_S`` seconds, and the reads
-        continue: the loop requeues a job that lands and for which there is no room. But if this
-        thread may run a job meanwhile, the loop would not find such a job until that run ends,
-        while another worker is idle. Then the connections of the reads are closed."""
+        of its own), it is not asked again for ``UNBLOCK_REFUSED_S`` seconds (after a temporary
+        refusal for ``BLOCK_REFUSED_S``), and the reads continue: the loop requeues a job that lands
+        and for which there is no room. But if this thread may run a job meanwhile, the loop would
+        not find such a job until that run ends, while another worker is idle. Then the connections
+        of the reads are closed."""
         if not reads:
             return
         if monotonic() >= self._unblock_refused_until:
-            if unblock(self.owner.client, reads):
+            refused_s = UNBLOCK_REFUSED_S
+            try:
+                is_ended = unblock(self.owner.client, reads)
+            except ResponseError as exc:
+                if not is_temporary(exc):
+                    raise
+                is_ended, refused_s = False, BLOCK_REFUSED_S
+            if is_ended:
                 for read in reads:
                     self._on_reply(read)
                 return
-            self._unblock_refused_until = monotonic() + UNBLOCK_REFUSED_S
+            self._unblock_refused_until = monotonic() + refused_s
         executor = self.owner.executor
         if executor.inline or not executor.endless:
             self._abandon(reads)
@@ -389,6 +398,9 @@ class BlockingReads:
         """Note that the server refused RESP3 (there is no connection then) or key tracking: do
         without it for a while."""
         feature: object = KeyTracker if self._tracker is None else KeyTracker.track
+        if is_temporary(exc):
+            self._refused[feature] = monotonic() + BLOCK_REFUSED_S
+            return
         self._refused[feature] = monotonic() + TRACKING_REFUSED_S
         warn_once(
             f"Redis does not report changes of queues ({exc}): queue lists on which no worker "

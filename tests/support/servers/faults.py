@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha1
 from typing import cast
 
@@ -12,6 +13,7 @@ import redis
 
 from support.servers.proxy import Words
 from support.servers.server import Server
+from support.waiting import eventually
 
 
 def kill_connections(client: redis.Redis) -> int:
@@ -51,6 +53,40 @@ def standstill(server: Server) -> Iterator[None]:
         yield
     finally:
         server.resume()
+
+
+@contextlib.contextmanager
+def busy(server: Server, *before: Sequence[str]) -> Iterator[None]:
+    """A script of another program that does not end: the server answers BUSY to each command.
+
+    Arguments:
+        before: commands that the server carries out right before it.
+    """
+    control, other = server.client(), server.client(socket_timeout=None)
+    control.config_set("lua-time-limit", 50)  # busy-reply-threshold, for Redis 6.2, too
+
+    def run() -> None:
+        pipeline = other.pipeline(transaction=False)
+        for words in (*before, ("EVAL", "while true do end", "0")):
+            pipeline.execute_command(*words)
+        pipeline.execute(raise_on_error=False)  # the script is killed
+
+    def answers_busy() -> bool:
+        try:
+            control.ping()
+        except redis.ResponseError as exc:
+            return str(exc).startswith("BUSY")
+        return False
+
+    script = threading.Thread(target=run)
+    script.start()
+    eventually(answers_busy)
+    try:
+        yield
+    finally:
+        control.script_kill()
+        script.join()
+        control.config_set("lua-time-limit", 5000)
 
 
 def unheard(server: Server, call: Callable[[], object]) -> None:

@@ -38,6 +38,10 @@ CASES = {
         exceptions.ResponseError,
         "`celery -A shop superfetch status` names the key",
     ),
+    "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.": (
+        exceptions.ResponseError,
+        "end it with `redis-cli SCRIPT KILL`",
+    ),
     "NOPERM this user has no permissions to run the 'zadd' command": (
         exceptions.NoPermissionError,
         "`celery -A shop superfetch doctor` names each that is missing",
