@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ...model.job import Claimed, Counters, Job
+from ...model.strikes import Recovery
 
 
 class State(Enum):
@@ -97,6 +98,8 @@ class Lease:
     ack_had_no_reply: bool = False  # an ack had no reply: the server may have carried it out
     #: a requeue or a park had no reply: it may have been carried out
     move_had_no_reply: bool = False
+    #: The decision of a move to the dead set that had no reply: it may have been carried out.
+    unanswered_kill: Recovery | None = None
     returns_to: str = "front"  # of its queue; or "back"
     #: After the server refused a requeue, the next one is not sent before this time (monotonic s).
     returns_after: float = 0.0

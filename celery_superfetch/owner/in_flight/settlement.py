@@ -176,9 +176,10 @@ class Settlement:
         in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of the
         decisions was carried out: the job is requeued then, if it is still this owner's.
 
-        If an earlier call moved the job and only its reply was lost, the job's history on the
+        If an earlier call recovered the job and only its reply was lost, the job's history on the
         server has an entry of this claim. Then nothing is done, so that the job is not counted
-        twice, and the outcome has the recovery as the server counted it.
+        twice, and the outcome has the recovery as the server counted it. If the earlier call
+        dead-lettered the job, its history is gone: ``_carry_out`` finds it in the dead set.
         """
         counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
         for _ in range(DECISION_TRIES):
@@ -208,18 +209,30 @@ class Settlement:
         self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: bool = True
     ) -> Outcome | None:
         """Carry a decision out. Return None if the job's counters have changed since the decision
-        (the script answers ``recounted``), or ownership was lost (``moved``)."""
+        (the script answers ``recounted``), or ownership was lost (``moved``). If an earlier call
+        dead-lettered the job and only its reply was lost, return the outcome of that call."""
         in_flight, queue_list = self.in_flight, lease.job.queue_list
         if lease.is_gone:
             return None
         expires = in_flight.pending.expires.get(queue_list, 0)
         make = in_flight.executor.notice if notice else None
-        [outcome] = self.strike_counters.carry_out(
-            [(recovery, decision)], expires, marked=False, notice=make
-        )
+        try:
+            [outcome] = self.strike_counters.carry_out(
+                [(recovery, decision)], expires, marked=False, notice=make
+            )
+        except BaseException:
+            if decision is Decision.KILL:
+                lease.unanswered_kill = recovery
+            raise
         if isinstance(outcome.answer, Exception):
             raise outcome.answer
         if outcome.answer == b"moved":  # the private list no longer has the job
+            if killed := self._killed_by_earlier_call(lease):
+                in_flight.drop(lease)
+                # ``report_outcome`` sends no signal if a notice was queued, which sends it.
+                has_notice = make is not None and killed.parsed
+                dead_id = killed.digest.encode()
+                return Outcome(killed, b"ok", dead_id, b"" if has_notice else None)
             in_flight.lose(lease)
         if outcome.answer != b"ok":
             return None
@@ -227,3 +240,13 @@ class Settlement:
         if recovery.solo_runs and decision is Decision.RECOVER:
             self.suspects.add_lists([queue_list])
         return outcome
+
+    def _killed_by_earlier_call(self, lease: Lease) -> Recovery | None:
+        """Return the decision by which an earlier call dead-lettered a job that has left the
+        private list; None if none did. Without this the job would be announced as lost ownership,
+        and as a job that may run twice."""
+        killed = lease.unanswered_kill
+        if killed is None:
+            return None
+        [is_dead] = self.strike_counters.dead_set.contains([killed.digest])
+        return killed if is_dead else None

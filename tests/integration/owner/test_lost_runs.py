@@ -23,6 +23,7 @@ from celery_superfetch.model.strikes import (
 )
 from celery_superfetch.signals import job_recovering
 from support.driver import Driver, Executor
+from support.servers.faulty import Fault
 from support.workers.bench import Bench, lost_job, payload
 
 Lose = Callable[..., DeadJob | None]
@@ -268,3 +269,27 @@ def test_a_job_whose_history_changes_at_each_try_to_kill_it_is_requeued(bench, o
     assert bench.queue() == [payload(1)]
     assert not client.exists(bench.keys.dead)
     assert len(driver) == 0
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_lost_reply_to_a_kill_is_no_lost_ownership(
+    bench, owner, driver, faults, lost, caplog, at
+):
+    """The job was in the dead set, and was announced as one that may run twice; the line that it is
+    dead was missing. At some of the points the server has not carried the kill out."""
+    sender, limits = nobodys_app(), Limits.of(bench.config)
+    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
+    bench.push("mail", payload(1))
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    faults.arm(Fault.LOST, at)
+    try:
+        dead = driver.recover_or_kill(claimed.job, "pool child lost", sender, limits)
+    except redis.ConnectionError:
+        faults.disarm()
+        dead = driver.recover_or_kill(claimed.job, "pool child lost", sender, limits)
+    faults.disarm()
+    assert dead is not None
+    assert [(job.id, job.strikes) for job in bench.dead_set.find()] == [(dead.id, dead.strikes)]
+    assert (lost, len(driver), bench.queue()) == ([], 0, [])
+    assert caplog.text.count("moved to the dead set") == 1
+    assert "Lost ownership" not in caplog.text
