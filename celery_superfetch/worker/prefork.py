@@ -4,8 +4,8 @@ serves). Without them the pool may lose a job, run one twice, or end the worker.
 ``ProcessAdapter`` (``pool_adapter.py``) applies all repairs once, by ``apply_repairs``, when the
 pool has started. Each repair replaces one method of the pool, which Celery then calls in the
 worker's loop, and names the bug report in ``docs/contribute/reports.md`` whose fix would make the
-repair needless. Four functions are no repairs: ``request_of``, ``drop_unsendable``, ``mark_reads``
-and ``unpickle_or_end``.
+repair needless. Five functions are no repairs: ``request_of``, ``drop_unsendable``, ``mark_reads``,
+``loses_timers`` and ``unpickle_or_end``.
 
 A *child* is a pool process. If a child dies, its job comes to the job's request (``on_lost``) and
 is recovered by this worker, with a strike if it had started. If the worker dies, the reaper of
@@ -19,13 +19,18 @@ billiard
     know whose job it is: pool:ApplyResult._accept_callback pool:ApplyResult._write_to
     know whether a child has begun with a job: pool:ApplyResult._accepted
         pool:ApplyResult._time_accepted
+    keep the time limits of a job: pool:ApplyResult._soft_timeout pool:ApplyResult._timeout
     take a job back from the pool: pool:ApplyResult.discard()
+    forget a child that could not be forked: process:BaseProcess._popen
 billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
     fork when that harms no one: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
+    keep the time limits of a job: on_soft_timeout(job)
     read what a dead child has sent: on_job_process_down(job,pid)
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
+    keep the time limits of a job: asynpool:AsynPool._create_timelimit_handlers~on_timeout_set
+    forget a child that could not be forked: asynpool:AsynPool._queues
     listen for the end of each child: asynpool:AsynPool._track_child_process~_sentinel_poll
     end the write of a job to a dead child: asynpool:_get_job_writer(job)
 celery .
@@ -40,15 +45,20 @@ celery .
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from math import inf
 from multiprocessing.connection import wait
+from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
+import celery
 from celery.concurrency.asynpool import _get_job_writer
 from celery.utils.log import get_logger
 
@@ -65,6 +75,18 @@ END_CHECKS_MAX = 100
 #: Longest wait (s) for one child's result after the loop has ended. The other children, the ends of
 #: children and time limits wait meanwhile. Celery's own wait is as long.
 RESULT_WAIT_S = 0.5
+
+#: Seconds between two tries of a pool to fork after the system has refused it, and between two log
+#: lines about that.
+REFUSED_FORK_RETRY_S = 1.0
+REFUSED_FORK_REPEAT_S = 60.0
+#: Errors of a fork that end the worker without a strike for its jobs: Celery ends it if it has no
+#: file descriptor left, and billiard raises a MemoryError.
+ENDING_FORK_ERRORS = (errno.EMFILE, errno.ENOMEM)
+
+#: Seconds until a time limit acts that was reached during a lost connection. Celery takes 0 for no
+#: limit.
+OVERDUE_LIMIT_S = 0.001
 
 
 def request_of(accept_callback: Any) -> Any:
@@ -129,6 +151,8 @@ def apply_repairs(
         call_later: of the worker's loop: calls a function after some seconds.
     """
     keep_running_jobs(pool, requeue)
+    if loses_timers():
+        keep_time_limits(pool)
     keep_partial_results(pool)
     read_without_blocking(pool)
     read_last_messages(pool)
@@ -188,6 +212,47 @@ def _remember(processes: Any, accepted_jobs: dict[Any, Any]) -> None:
     for id, job in accepted_jobs.items():
         if not job.ready() and job._write_to is not None:
             processes._cache.setdefault(id, job)
+
+
+def loses_timers() -> bool:
+    """Return whether Celery, at a lost connection, drops the timers of the worker's loop, and with
+    them the time limits of running jobs: the versions before 5.7."""
+    return bool(celery.VERSION < (5, 7))
+
+
+def keep_time_limits(pool: Any) -> None:
+    """Set the time limits of running jobs again after a lost connection, each with the seconds that
+    are left of it. Celery drops their timers before it flushes ``pool``: a job that hangs would
+    keep its slot until the worker stops.
+
+    Report: none. Celery 5.7 keeps the timers.
+    """
+    processes, flush = pool._pool, pool.flush
+    on_soft_limit = processes.on_soft_timeout
+    past_soft_limit: WeakSet[Any] = WeakSet()  # jobs
+
+    def note_soft_limit(job: Any) -> None:
+        past_soft_limit.add(job)
+        on_soft_limit(job)
+
+    def flush_and_set_limits() -> None:
+        flush()
+        if pool._pool is None:  # a cold shutdown ends the pool before its consumers
+            return
+        for job in list(processes._cache.values()):
+            if job._time_accepted is None or job.ready():
+                continue  # one that begins later gets its time limits then
+            age_s = monotonic() - job._time_accepted
+            soft_s, hard_s = job._soft_timeout, job._timeout
+            if job in past_soft_limit:  # a second one would interrupt the job's cleanup
+                soft_s = None
+            left = (
+                limit_s and max(limit_s - age_s, OVERDUE_LIMIT_S) for limit_s in (soft_s, hard_s)
+            )
+            processes.on_timeout_set(job, *left)
+
+    processes.on_soft_timeout = note_soft_limit
+    pool.flush = flush_and_set_limits
 
 
 def keep_partial_results(pool: Any) -> None:
@@ -364,11 +429,16 @@ def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
     package is in code of the user or of a library (``model.fork_gate``). Such code may hold a lock,
     which the new child would inherit locked.
 
-    Report: none. Only this package needs it.
+    Also try again later if the system refuses a fork (a limit of processes). Celery would take the
+    error for a lost connection, find the child that was never started when it flushes the pool, and
+    end the worker by a KeyError: all running jobs would get a strike for an error of the host.
+
+    Report: none. Only this package needs the first part; the second is still to be reported.
     """
     processes = pool._pool
     repopulate = processes._repopulate_pool
     lost: list[int] = []
+    next_try = next_log = -inf  # monotonic s
 
     def when_free(exitcodes: Sequence[int]) -> None:
         lost.extend(exitcodes)
@@ -377,8 +447,44 @@ def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
             return
         try:
             repopulate(tuple(lost))
+        except OSError as exc:
+            was_refused = _forget_unforked(processes)
+            if not was_refused or exc.errno in ENDING_FORK_ERRORS:
+                raise
+            try_later(exc)
         finally:
             lost.clear()
             fork_gate.forked()
 
+    def try_later(refusal: OSError) -> None:
+        nonlocal next_try, next_log
+        now = monotonic()
+        if now >= next_log:
+            next_log = now + REFUSED_FORK_REPEAT_S
+            logger.error(
+                "This worker cannot fork a pool process: %s. Its pool has %d of %d processes, and "
+                "the others run fewer jobs at once; it tries again each second. Raise the limit of "
+                "processes (pids.max of the cgroup, ulimit -u), or end what uses it up.",
+                refusal,
+                len(processes._pool),
+                processes._processes,
+            )
+        # Celery itself calls ``maintain_pool``, too. If each of these calls had a next one, there
+        # would be more and more of them.
+        if now >= next_try:
+            next_try = now + REFUSED_FORK_RETRY_S
+            call_later(REFUSED_FORK_RETRY_S, processes.maintain_pool)
+
     processes._repopulate_pool = when_free
+
+
+def _forget_unforked(processes: Any) -> bool:
+    """Remove children that could not be forked from the pool's list, and free their pipes. Return
+    whether there were any. billiard puts a child into the list before it forks."""
+    unforked = [child for child in processes._pool if child._popen is None]
+    for child in unforked:
+        processes._pool.remove(child)
+        for queues, owner in list(processes._queues.items()):
+            if owner is child:
+                processes._queues[queues] = None
+    return bool(unforked)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from support.waiting import eventually
+from support.servers.faults import kill_connections
+from support.waiting import always, eventually
 
 OPTIONS = {"heartbeat_interval": 1.0}
 
@@ -81,3 +83,51 @@ def test_a_worker_without_file_descriptors_exits_as_one_that_failed(
     eventually(lambda: "h" in ledger.finishes())
     eventually(lambda: not db.private_lists())
     assert ledger.runs()["h"] <= 3
+
+
+@pytest.fixture
+def not_forking(worker, shop, ledger, tmp_path):
+    """`not_forking(without="")`: a worker that runs "held", and may not replace a dead process
+    while there is a file; and that file."""
+
+    def start(without: str = "") -> tuple[Any, Path]:
+        file = tmp_path / "no_forks"
+        env = {"HAPPENS": "limited_forks", "WITHOUT": without, "NO_FORKS": str(file)}
+        one = worker(concurrency=2, env=env, options=OPTIONS)
+        shop.hold.delay("held")
+        [line] = eventually(lambda: ledger.lines("started"))
+        file.touch()
+        one.wait_log("forks are limited")
+        [idle] = [child for child in one.children() if child.pid != line["pid"]]
+        idle.kill()
+        return one, file
+
+    return start
+
+
+def test_a_refused_fork_is_tried_again_and_costs_no_job_a_strike(
+    not_forking, shop, ledger, db, client
+):
+    one, file = not_forking()
+    one.wait_log("cannot fork a pool process")
+    kill_connections(client)
+    eventually(lambda: "Connection to broker lost" in one.log())
+    shop.note.delay("waits")
+    always(lambda: one.alive() and "waits" not in ledger.starts(), during=3)
+    assert one.log().count("cannot fork a pool process") == 1
+    assert "Its pool has 1 of 2 processes" in one.log()
+    file.unlink()
+    eventually(lambda: "waits" in ledger.finishes(), 5, message="tried again each second")
+    ledger.release()
+    eventually(lambda: "held" in ledger.finishes())
+    assert ledger.runs() == {"held": 1, "waits": 1}
+    assert not db.counters()
+    assert len(one.children()) == 2
+    one.stop()
+
+
+def test_the_control_else_a_refused_fork_ends_the_worker(not_forking):
+    one, file = not_forking("refused_forks")
+    one.wait_log("This worker stops because of an internal error")
+    file.unlink()
+    one.die()

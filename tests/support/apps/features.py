@@ -203,6 +203,17 @@ def soft(job: str) -> str:
     return "not limited"
 
 
+@task()
+def cleans_up(job: str) -> None:
+    """At its soft limit it begins to clean up, and hangs."""
+    book = started(job)
+    try:
+        time.sleep(60)
+    except SoftTimeLimitExceeded:
+        book.started("cleanup")
+        time.sleep(60)
+
+
 @task(time_limit=LIMIT)
 def hard(job: str) -> None:
     started(job)

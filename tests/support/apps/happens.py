@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -61,6 +62,8 @@ from support.workers.untrusted import Unprintable
 #: Bytes from which on billiard sends head and body of a message one after the other.
 LARGE = 16385
 
+NOBODY = 64_123  # the id of a user that no one else is
+
 STACK = 2**29  # bytes of a thread's stack where threads are to be few; none of them is used
 
 
@@ -75,6 +78,27 @@ def until_released(what: str) -> None:
 def while_there_is(file: str) -> None:
     while Path(os.environ[file]).exists():
         time.sleep(0.01)
+
+
+def limited_forks() -> None:
+    """The worker may not fork while there is a file NO_FORKS. It is not root's, whose processes the
+    kernel does not limit, but may read root's files."""
+    if os.getuid() == 0:
+        reads = ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+        os.execvp("setpriv", ["setpriv", f"--reuid={NOBODY}", *reads, *sys.orig_argv])
+    file = Path(os.environ["NO_FORKS"])
+    usual, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    current = usual
+
+    def limit() -> None:
+        nonlocal current
+        wanted = 1 if file.exists() else usual
+        if wanted != current:
+            current = wanted
+            resource.setrlimit(resource.RLIMIT_NPROC, (wanted, most))
+            print(f"forks are {'limited' if wanted == 1 else 'free'}", flush=True)
+
+    worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(limit), weak=False)
 
 
 def slow_acks() -> None:

@@ -367,6 +367,16 @@ def pulse() -> None:
     heartbeat_thread.threads_are_greenlets = lambda: False
 
 
+def time_limits() -> None:
+    """Jobs that run lose their time limits with the connection, before Celery 5.7."""
+    prefork.loses_timers = lambda: False
+
+
+def refused_forks() -> None:
+    """What the system says to a fork goes on to Celery, with the child that is none."""
+    prefork._forget_unforked = lambda processes: False
+
+
 def second_looks() -> None:
     """Nobody looks again at a child of the pool that was not dead yet."""
     rewatch_children = prefork.rewatch_children

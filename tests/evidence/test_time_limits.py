@@ -1,0 +1,70 @@
+"""A lost connection takes no time limit from a job that runs."""
+
+from __future__ import annotations
+
+import celery
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+
+from support.servers.faults import kill_connections
+from support.waiting import always, eventually
+
+#: Seconds of a limit: the worker must have lost its connection, and be back, in these.
+LIMIT = 6.0
+
+LOST = "Connection to broker lost"  # Celery's words
+
+KEEPS_TIMERS = celery.VERSION >= (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "losses"),
+    [
+        ("time_limit", TimeLimitExceeded, 1),
+        ("time_limit", TimeLimitExceeded, 2),
+        ("soft_time_limit", SoftTimeLimitExceeded, 1),
+    ],
+)
+def test_a_time_limit_outlives_a_lost_connection(
+    worker, shop, client, ledger, db, limit, error, losses
+):
+    one = worker(concurrency=1)
+    result = shop.hold.apply_async(("held",), **{limit: LIMIT})
+    eventually(lambda: ledger.starts().get("held"))
+    for loss in range(1, losses + 1):
+        kill_connections(client)
+        eventually(lambda loss=loss: one.log().count(LOST) >= loss)
+    with pytest.raises(error):
+        result.get(timeout=LIMIT + 10)
+    shop.note.delay("next")
+    eventually(lambda: "next" in ledger.finishes(), message="its slot is free")
+    assert ledger.runs() == {"held": 1, "next": 1}
+    eventually(lambda: not db.private_lists())
+
+
+def test_after_its_soft_limit_a_job_meets_its_hard_one_and_no_second_soft_one(
+    worker, app, client, ledger, db
+):
+    """The task hangs in its cleanup when the connection is lost."""
+    one = worker(app="features", concurrency=1)
+    limits = {"soft_time_limit": 2.0, "time_limit": 2 + LIMIT}
+    result = app.send_task("features.cleans_up", ("held",), **limits)
+    eventually(lambda: "cleanup" in ledger.starts())
+    kill_connections(client)
+    eventually(lambda: LOST in one.log())
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=LIMIT + 10)
+    assert ledger.runs() == {"held": 1, "cleanup": 1}
+    assert one.log().count("Soft time limit") == 1
+    eventually(lambda: not db.private_lists())
+
+
+@pytest.mark.skipif(KEEPS_TIMERS, reason="Celery 5.7 keeps the timers")
+def test_the_control_without_it_a_hung_job_keeps_its_slot(worker, shop, client, ledger):
+    one = worker(concurrency=1, env={"WITHOUT": "time_limits"})
+    result = shop.hold.apply_async(("held",), time_limit=LIMIT)
+    eventually(lambda: ledger.starts().get("held"))
+    kill_connections(client)
+    eventually(lambda: LOST in one.log())
+    always(lambda: not result.ready(), during=LIMIT + 3)
+    ledger.release()
