@@ -76,7 +76,11 @@ def add_announce_task(app: Celery) -> None:
         shared=False,  # shared, it would be registered with every other app of the process
         ignore_result=True,
         acks_late=True,
-        acks_on_failure_or_timeout=False,  # a run that is cut short has not informed the caller
+        # A run that is cut short has not informed the caller. Celery 5.7 has a setting for each
+        # case, and prefers the app's to the first of these.
+        acks_on_failure_or_timeout=False,
+        acks_on_failure=False,
+        acks_on_timeout=False,
         reject_on_worker_lost=True,
         rate_limit=0,  # none, whatever ``task_default_rate_limit`` says
         # Two careful runs. The last one is a solo run: the worker runs no other job meanwhile, so

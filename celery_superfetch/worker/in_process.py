@@ -10,8 +10,10 @@ ack (``acks_late`` off) the job was settled as it began, and its run is lost, as
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from billiard.exceptions import WorkerLostError
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
@@ -59,3 +61,18 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
             exc_info=error,
         )
         return info
+    except BaseException as exc:
+        if request.was_ended_by_celery or not _is_greenlet_kill(exc):
+            raise
+        # The task, or a watchdog in it, has killed the job's greenlet. Celery takes that for its
+        # own kill, and for a success: the ack would lose the job, without a result or a log line.
+        try:
+            raise WorkerLostError("The greenlet of the job was killed")
+        except WorkerLostError as lost:  # its context is ``exc``
+            return info_of(lost)
+
+
+def _is_greenlet_kill(error: BaseException) -> bool:
+    """Return whether an exception is the one by which a greenlet is killed."""
+    greenlet: Any = sys.modules.get("greenlet")  # need not be installed
+    return greenlet is not None and isinstance(error, greenlet.GreenletExit)

@@ -177,6 +177,9 @@ class PoolSlots:
             self._up.add(process)
         if process in self._leaving:  # ``_shrink`` ended it while it loaded
             self._exclude(process)
+            # In its first milliseconds a process still has the handler of its parent, which
+            # swallows SIGTERM: it would run on, without a job, and its slot would be lost.
+            process.terminate_controlled()
         self._loading_since = None
         self.on_free()
 

@@ -151,13 +151,13 @@ def apply_repairs(
         call_later: of the worker's loop: calls a function after some seconds.
     """
     keep_running_jobs(pool, requeue)
-    if loses_timers():
-        keep_time_limits(pool)
+    keep_time_limits(pool)
     keep_partial_results(pool)
     read_without_blocking(pool)
     read_last_messages(pool)
     forget_closed_descriptors(pool)
     rewatch_children(pool, call_later)
+    retry_refused_forks(pool, call_later)
     postpone_forks(pool, call_later)
 
 
@@ -225,8 +225,10 @@ def keep_time_limits(pool: Any) -> None:
     are left of it. Celery drops their timers before it flushes ``pool``: a job that hangs would
     keep its slot until the worker stops.
 
-    Report: none. Celery 5.7 keeps the timers.
+    Report: none. Celery 5.7 has the fix.
     """
+    if not loses_timers():
+        return
     processes, flush = pool._pool, pool.flush
     on_soft_limit = processes.on_soft_timeout
     past_soft_limit: WeakSet[Any] = WeakSet()  # jobs
@@ -424,37 +426,26 @@ def rewatch_children(pool: Any, call_later: Callable[..., object]) -> None:
     processes._untrack_child_process = forget_the_number
 
 
-def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Postpone the replacement of lost children, without blocking the loop, until no thread of this
-    package is in code of the user or of a library (``model.fork_gate``). Such code may hold a lock,
-    which the new child would inherit locked.
+def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
+    """Try again later to replace lost children if the system refuses a fork (a limit of processes).
+    Celery would take the error for a lost connection, find the child that was never started when it
+    flushes the pool, and end the worker by a KeyError: all running jobs would get a strike for an
+    error of the host.
 
-    Also try again later if the system refuses a fork (a limit of processes). Celery would take the
-    error for a lost connection, find the child that was never started when it flushes the pool, and
-    end the worker by a KeyError: all running jobs would get a strike for an error of the host.
-
-    Report: none. Only this package needs the first part; the second is still to be reported.
+    Report: none yet.
     """
     processes = pool._pool
     repopulate = processes._repopulate_pool
-    lost: list[int] = []
     next_try = next_log = -inf  # monotonic s
 
-    def when_free(exitcodes: Sequence[int]) -> None:
-        lost.extend(exitcodes)
-        if len(processes._pool) < processes._processes and not fork_gate.may_fork():
-            call_later(FORK_RETRY_S, processes.maintain_pool)
-            return
+    def try_to_fork(exitcodes: Sequence[int]) -> None:
         try:
-            repopulate(tuple(lost))
+            repopulate(exitcodes)
         except OSError as exc:
             was_refused = _forget_unforked(processes)
             if not was_refused or exc.errno in ENDING_FORK_ERRORS:
                 raise
             try_later(exc)
-        finally:
-            lost.clear()
-            fork_gate.forked()
 
     def try_later(refusal: OSError) -> None:
         nonlocal next_try, next_log
@@ -462,9 +453,9 @@ def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
         if now >= next_log:
             next_log = now + REFUSED_FORK_REPEAT_S
             logger.error(
-                "This worker cannot fork a pool process: %s. Its pool has %d of %d processes, and "
-                "the others run fewer jobs at once; it tries again each second. Raise the limit of "
-                "processes (pids.max of the cgroup, ulimit -u), or end what uses it up.",
+                "This worker cannot fork a pool process: %s. Its pool has %d of %d processes and "
+                "runs fewer jobs at once; it tries again each second. Raise the limit of processes "
+                "(pids.max of the cgroup, ulimit -u), or end what uses it up.",
                 refusal,
                 len(processes._pool),
                 processes._processes,
@@ -475,7 +466,7 @@ def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
             next_try = now + REFUSED_FORK_RETRY_S
             call_later(REFUSED_FORK_RETRY_S, processes.maintain_pool)
 
-    processes._repopulate_pool = when_free
+    processes._repopulate_pool = try_to_fork
 
 
 def _forget_unforked(processes: Any) -> bool:
@@ -488,3 +479,28 @@ def _forget_unforked(processes: Any) -> bool:
             if owner is child:
                 processes._queues[queues] = None
     return bool(unforked)
+
+
+def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
+    """Postpone the replacement of lost children, without blocking the loop, until no thread of this
+    package is in code of the user or of a library (``model.fork_gate``). Such code may hold a lock,
+    which the new child would inherit locked.
+
+    Report: none. Only this package needs it.
+    """
+    processes = pool._pool
+    repopulate = processes._repopulate_pool
+    lost: list[int] = []
+
+    def when_free(exitcodes: Sequence[int]) -> None:
+        lost.extend(exitcodes)
+        if len(processes._pool) < processes._processes and not fork_gate.may_fork():
+            call_later(FORK_RETRY_S, processes.maintain_pool)
+            return
+        try:
+            repopulate(tuple(lost))
+        finally:
+            lost.clear()
+            fork_gate.forked()
+
+    processes._repopulate_pool = when_free

@@ -319,9 +319,14 @@ class LeasedRequest(Request):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run of a job that is revoked; if it has not begun, Celery calls this again then.
         Also for a job that is revoked by a header, whose id ``state.revoked`` lacks."""
-        super().terminate(pool, signal)
-        if self.time_start:
-            self._is_terminated = True
+        # Set first: Celery then calls the result backend. If that was away, the end of the pool
+        # process would count as a lost run, with a strike. And this call kills a greenlet.
+        self._is_terminated = bool(self.time_start)
+        try:
+            super().terminate(pool, signal)
+        except NotImplementedError:  # of a thread, which goes on
+            self._is_terminated = False
+            raise
 
     @property
     def title(self) -> str:
@@ -334,8 +339,9 @@ class LeasedRequest(Request):
         return bool(self._already_cancelled)
 
     @property
-    def _was_told(self) -> bool:
-        """True if Celery told the child of this job to end."""
+    def was_ended_by_celery(self) -> bool:
+        """True if Celery has ended the run of this job: at a revocation, a cold shutdown or a lost
+        connection."""
         return bool(self.is_cancelled or self._is_terminated or self.id in state.revoked)
 
     def _requeue(self) -> None:
@@ -371,7 +377,7 @@ class LeasedRequest(Request):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         exc = exception_of(exc_info)
-        is_own_end = self.delivery is not None and not self._was_told
+        is_own_end = self.delivery is not None and not self.was_ended_by_celery
         self._ended_its_worker = is_own_end and isinstance(exc, ENDS_OF_WORKERS)
         if is_own_end and isinstance(exc, (Terminated, SystemExit, KeyboardInterrupt)):
             # Either the pool process was sent a signal for an earlier job, and died in this one:

@@ -28,6 +28,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
+import celery
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -40,6 +41,12 @@ from .settling import is_server_error, settle
 from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))
+
+
+#: Celery before 5.7 takes it for granted that a message has a stamp for each stamped header. If a
+#: revocation names the header of a missing stamp, the job raises a KeyError in each worker. Celery
+#: 5.7 runs such a job. No Celery sends one.
+NEEDS_EACH_STAMP = celery.VERSION < (5, 7)
 
 
 class BadField(ValueError):
@@ -72,11 +79,23 @@ def check_fields(request: Any) -> None:
         raise BadField.of_type("kwargs", kwargs)
     if not (embed is None or isinstance(embed, (dict, Mapping))):
         raise BadField.of_type("embed", embed)
-    hash((request.id, *(request.stamped_headers or ())))  # Celery looks them up in ``revoked``
+    hash((request.id, *request.stamped_headers))  # Celery looks them up in ``revoked``
+    _check_stamps(request)
     hard, soft = limits
     for limit in (hard, soft):
         if limit is not None and not (isinstance(limit, (int, float)) and isfinite(limit)):
             raise BadField(f"'timelimit' holds {_kind_of_limit(limit)}")
+
+
+def _check_stamps(request: Any) -> None:
+    if not request.stamped_headers:
+        return
+    fields = request.message.headers if NEEDS_EACH_STAMP else request.request_dict
+    stamps = fields.get("stamps") or {}
+    if not isinstance(stamps, (dict, Mapping)):
+        raise BadField.of_type("stamps", stamps)
+    if NEEDS_EACH_STAMP and not all(name in stamps for name in request.stamped_headers):
+        raise BadField("'stamps' lacks a stamp that 'stamped_headers' names")
 
 
 def _kind_of_limit(limit: object) -> str:

@@ -179,3 +179,20 @@ def test_a_stock_worker_that_discards_it_leaves_the_dead_set_whole_and_doctor_sa
     assert "A stock worker discards them" in " ".join(told.split())
     cli("dead", "retry", job.id)
     assert len(bench.queue("celery")) == 1
+
+
+@pytest.mark.parametrize("setting", ["task_acks_on_timeout", "task_acks_on_failure_or_timeout"])
+def test_a_notice_that_a_time_limit_ends_runs_again_whatever_an_app_says(
+    worker, app, db, ledger, setting
+):
+    """Celery 5.7 reads the app's setting for timeouts before the older one of the task: the notice
+    was acked, and what follows the result was never done."""
+    conf = {"task_time_limit": 4, setting: True}
+    one = worker(app="told", concurrency=1, conf=conf, options=ONE_STRIKE, env={"HANGS": "one"})
+    app.send_task("told.pill", ("one",))
+    eventually(lambda: ledger.told("hangs"))
+    one.wait_log("Hard time limit")
+    assert db.client.scard(UNANNOUNCED) == 1
+    ledger.release()
+    eventually(lambda: not db.client.exists(UNANNOUNCED))
+    assert ledger.told("poisoned") == ["one"]

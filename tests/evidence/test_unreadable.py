@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import celery
 import pytest
 from celery.states import READY_STATES
 
@@ -130,3 +131,22 @@ def test_the_control_celery_alone_discards_them(worker, app, ledger, db, client,
     assert not db.dead()
     assert not client.exists("celery")
     assert app.AsyncResult(f"id-{name}").state == "PENDING"
+
+
+def test_no_stamp_of_a_job_ends_the_workers_to_which_it_comes(worker, app, db, client, ledger):
+    """Celery before 5.7 reads stamps only once their header is revoked. What is stamped in order
+    is revoked, or runs."""
+    one = worker(concurrency=1)
+    assert app.control.revoke_by_stamped_headers({"by": ["me"]}, reply=True, timeout=5)
+    stamps = {"none": ..., "empty": {}, "list": ["by"], "mine": {"by": ["me"]}, "other": {"by": []}}
+    for name, stamp in stamps.items():
+        headers = {"stamped_headers": ["by"], "stamps": stamp}
+        client.lpush("celery", payload(message(name, task="shop.note", headers=headers)))
+    client.lpush("celery", payload(message("behind", task="shop.note")))
+    eventually(lambda: "behind" in ledger.finishes() and not db.private_lists())
+    assert one.alive()
+    lacking = {"none", "empty"} if celery.VERSION < (5, 7) else set()
+    eventually(
+        lambda: {dead["task_id"] for dead in db.dead()} == {f"id-{n}" for n in {"list", *lacking}}
+    )
+    assert set(ledger.runs()) == {"none", "empty", "other", "behind"} - lacking

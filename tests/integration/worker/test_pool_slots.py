@@ -51,6 +51,18 @@ class Request:
             self.ended_by, self.at_end = outcome, self.on_end()
 
 
+#: A process that is forked waits while these files exist, before it has handlers of its own.
+UNTIL_GONE: list[Path] = []
+
+
+def wait_as_forked() -> None:
+    for path in UNTIL_GONE:
+        wait_for(path)
+
+
+os.register_at_fork(after_in_child=wait_as_forked)
+
+
 class Processes(AsynPool):
     Worker = PoolProcess
 
@@ -204,6 +216,27 @@ def test_a_process_that_ends_is_not_ended_twice(start):
     bench.shrink(1)
     bench.shrink(1)
     bench.until(lambda: len(bench.pids()) == 1)
+    assert bench.slots.idle_count == 1
+
+
+def test_a_process_that_is_ended_in_its_first_milliseconds_ends(start, tmp_path):
+    """It still had the worker's handler of SIGTERM, and lived on as no slot."""
+    bench = start(1).up()
+    first = bench.pids()
+    forked = tmp_path / "forked"
+    forked.touch()
+    UNTIL_GONE.append(forked)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # as a worker has one
+    try:
+        bench.pool.grow(1)
+        bench.pool.maintain_pool()
+        bench.shrink(1)
+        time.sleep(0.1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(bench.pids()) == 2
+    forked.unlink()
+    bench.until(lambda: bench.pids() == first)
     assert bench.slots.idle_count == 1
 
 

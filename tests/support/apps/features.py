@@ -204,6 +204,19 @@ def soft(job: str) -> str:
 
 
 @task()
+def killed_greenlet(job: str, helper: bool) -> None:
+    """Its greenlet is killed, by itself or by a watchdog of its own."""
+    import gevent
+
+    started(job)
+    me = gevent.getcurrent()
+    if helper:
+        gevent.spawn_later(0.2, me.kill)
+        time.sleep(60)
+    gevent.kill(me)
+
+
+@task()
 def cleans_up(job: str) -> None:
     """At its soft limit it begins to clean up, and hangs."""
     book = started(job)

@@ -49,6 +49,7 @@ from celery_superfetch.transport.fetch import blocking_reads
 from celery_superfetch.transport.fetch.probation import Probation
 from celery_superfetch.worker import (
     bootsteps,
+    in_process,
     job_limits,
     pool_adapter,
     pool_process,
@@ -372,9 +373,14 @@ def time_limits() -> None:
     prefork.loses_timers = lambda: False
 
 
+def greenlet_kills() -> None:
+    """Whoever kills the greenlet of a job is taken for Celery."""
+    in_process._is_greenlet_kill = lambda error: False
+
+
 def refused_forks() -> None:
     """What the system says to a fork goes on to Celery, with the child that is none."""
-    prefork._forget_unforked = lambda processes: False
+    prefork.retry_refused_forks = lambda pool, call_later: None
 
 
 def second_looks() -> None:
@@ -434,7 +440,7 @@ def settling() -> None:
 
 def outlived() -> None:
     """A child that dies after it outlived a signal was ended on purpose, whatever it runs."""
-    LeasedRequest._was_told = True
+    LeasedRequest.was_ended_by_celery = True
 
 
 def drill_header() -> None:
