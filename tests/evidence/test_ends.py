@@ -38,7 +38,7 @@ IMPATIENT = {
 }
 
 
-@pytest.mark.parametrize("end", ["rejected", "revoked", "timed out"])
+@pytest.mark.parametrize("end", ["rejected", "revoked", "revoked by a stamp", "timed out"])
 def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     worker, app, ledger, db, fresh_server, end
 ):
@@ -49,13 +49,16 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     worker(app="features", pool=pool, concurrency=1, result_url=results.url(), conf=IMPATIENT)
     results.close()
     limits = {"time_limit": 1} if end == "timed out" else {}
+    stamped = {"stamped_headers": ["by"], "stamps": {"by": ["me"]}}
     if end == "rejected":
         job = app.send_task("features.reject", ("odd", False))
     else:
-        job = app.send_task("shop.hold", ("odd",), **limits)
+        job = app.send_task("shop.hold", ("odd",), headers=stamped, **limits)
     eventually(lambda: ledger.starts().get("odd"))
     if end == "revoked":
         app.control.revoke(job.id, terminate=True)
+    if end == "revoked by a stamp":
+        app.control.revoke_by_stamped_headers(stamped["stamps"], terminate=True)
     if end == "timed out":  # nobody knows of its failure: it is run again, and that is counted
         eventually(db.dead)
     eventually(db.settled)
