@@ -54,7 +54,7 @@ class WrongType(SuperfetchError):
 
 class StillInUse(SuperfetchError):
     """A live worker may hold the jobs of a ``migrate`` or ``rollback``; nothing was moved. The text
-    names it, and what to do."""
+    names that worker and says what to do."""
 
 
 class PoisonPill(SuperfetchError):

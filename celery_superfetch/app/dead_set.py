@@ -49,8 +49,8 @@ class Retried:
     id: str  #: its id in the dead set; what the caller gave, if no job was found
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
-    #: The queue list (the Redis list of one queue and priority) that it was put on. If it could not
-    #: be put on that list, there is an ``error``. None: no such job was found, it left the dead set
+    #: The queue list (the Redis list of one queue and priority) of the retry. If there is an
+    #: ``error``, the job was not put on that list. None: no such job was found, it left the dead set
     #: meanwhile, or another retry has locked it.
     queue: str | None = None
     #: The reason why it is still in the dead set, or gone; None if it is on its queue.
@@ -144,7 +144,7 @@ class DeadSet(store.DeadSetStore):
         Arguments:
             jobs: each as for ``retry``.
             to: name of the queue; None: their own.
-            progress: called after each batch with the number of jobs that were dealt with.
+            progress: called after each batch, with the number of jobs done so far.
         """
         results = DeadResults(self.app)
         done: list[Retried] = []
@@ -165,7 +165,7 @@ class DeadSet(store.DeadSetStore):
 
         Arguments:
             to: name of the queue; None: their own.
-            progress: called after each batch with the number of jobs that were dealt with.
+            progress: called after each batch, with the number of jobs done so far.
             conditions: ``task``, ``queue``, ``reason``, ``older_than``, ``newer_than``; none: all
                 jobs.
 
