@@ -113,9 +113,9 @@ class Config:
 
     unknown_tasks: Text = "requeue"
     """What a worker does with a job whose task it does not know, or which Celery cannot decode or
-    calls invalid. `"requeue"`: the job is tried again later. If no other worker might know the
-    task, or the job was requeued 40 times already, it is moved to the dead set. `"discard"`: the
-    job is dropped, as Celery does."""
+    calls invalid. `"requeue"`: it is tried again later. If all workers of the queue have the same
+    tasks, or the job was requeued 40 times, it is moved to the dead set. `"discard"`: the job is
+    dropped, as Celery does."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,
