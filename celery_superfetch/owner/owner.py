@@ -17,6 +17,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import monotonic, time
@@ -47,6 +48,7 @@ from .in_flight.executor import NO_POOL, Executor
 from .in_flight.in_flight import Fetched, InFlight
 from .in_flight.settlement import Settlement
 from .in_flight.suspect_claims import SuspectClaims
+from .late_leave import LateLeave
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -153,6 +155,7 @@ class Owner:
         #: Held over whole conversations with the server; the heartbeat thread never takes it.
         self._lock = threading.RLock()
         self._heartbeat_thread: HeartbeatThread | None = None
+        self._late_leave: LateLeave | None = None  # its thread, while it has to leave later
 
     # -- what the server knows of it
 
@@ -376,6 +379,48 @@ class Owner:
         self.leases.write_log()  # the lines of what the channel requeued when it closed
         if not self.name:  # no longer registered: the maintenance thread passes over this owner
             self.leases.announce()
+        elif (exc or not self.leases.is_empty or self.deferred_calls) and not self.executor.endless:
+            self.leave_later()
+
+    def leave_later(self) -> None:
+        """Start a thread that tries to leave each second, unless a channel joins before. Without it
+        the jobs that the server refused to take back would stay here, and be reported alive by
+        heartbeats, until the process ends."""
+        with self._lock:
+            runs = self._late_leave is not None and self._late_leave.is_alive()
+            if self.name and not self._lists_by_user and not runs:
+                self._late_leave = LateLeave(self._try_to_leave)
+                self._late_leave.start()
+
+    def _try_to_leave(self) -> bool:
+        """Make the deferred calls, send what is pending, and unregister if no lease is left. Return
+        True if that is done, or there is nothing to do: the owner has left, a channel has joined
+        meanwhile, or ``leave_for_good`` has left the jobs to a peer."""
+        with self._lock:
+            owner, heartbeats = self.name, self._heartbeat_thread
+            if self._lists_by_user or not owner or heartbeats is None or heartbeats.stopped:
+                self._late_leave = None
+                return True
+        has_left = False
+        try:
+            for _ in range(len(self.deferred_calls)):
+                with suppress(ResponseError):  # it is tried again, after the others
+                    self._make_deferred_call()
+            self._settle()
+            with self._lock:  # a channel that joins at this moment waits, and registers again
+                if not self._lists_by_user and self.name and self.leases.is_empty:
+                    self._end()
+                    has_left, self._late_leave = True, None
+        except (RedisError, OSError) as exc:
+            logger.debug("Owner could not leave yet (owner=%s): %s.", owner, exc)
+        self.leases.announce()
+        if has_left and not self.name:
+            logger.info(
+                "Jobs of a closed consumer were requeued after all, and it is unregistered "
+                "(owner=%s).",
+                owner,
+            )
+        return has_left
 
     def _settle(self) -> None:
         """Send what is pending, and reconcile if a reply was lost."""
@@ -405,6 +450,8 @@ class Owner:
             return
 
         def settle() -> None:
+            if not self.name:  # ``LateLeave`` was faster
+                return
             self._settle()
             if not self.failing:
                 self.leases.requeue_all()

@@ -45,6 +45,7 @@ from ..model.log_text import one_line_each
 from ..model.version import __version__
 from ..owner.gevent_pulse import threads_are_greenlets
 from ..owner.owner import Owner
+from ..owner.process_owners import owners_of_process
 from ..store.redis.scripts import read_all
 from ..store.redis.server import as_connection_error, check_platform, check_server
 from ..transport.intake import Intake
@@ -156,9 +157,14 @@ class Maintenance(bootsteps.StartStopStep):
 
     def on_stopped(self, worker: Any, celerys: Callable[[], object]) -> None:
         """Remove the filters from Celery's loggers: all steps have stopped, and the pool logs no
-        more."""
+        more. If the worker was embedded, its process continues without a maintenance thread: let
+        its owners leave as soon as the server takes what is pending."""
         remove_filters(worker)
-        celerys()
+        celerys()  # this closes the consumer's connection
+        if os.getpid() == self.pid:
+            for owner in owners_of_process():
+                if owner.executor is worker.superfetch_gate:
+                    owner.leave_later()
 
     def on_shutdown(self, sender: Any, **_: Any) -> None:
         """Add the runs that ended since the last count to the metrics. The pool is empty."""

@@ -300,9 +300,10 @@ class InFlight:
 
     def requeue_all(self) -> None:
         """Requeue all jobs, the newest claims first, after the pool has ended. Those that ran count
-        as cut short."""
+        as cut short. A requeue that the server refused a moment ago is sent again at once."""
         with self.lock:
             for lease in self.leases:
+                lease.returns_after = 0.0
                 if lease.runs:
                     lease.is_cut_short = True
             self.requeue(reversed(self.leases))

@@ -163,6 +163,16 @@ def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(program):
     assert process.wait_exit() == 0
 
 
+def test_an_embedded_worker_that_has_ended_settles_what_the_server_refused(program):
+    """The ack of its last job was refused, and no thread sent it again: the job, and the owner with
+    its heartbeats, stayed until the process ended."""
+    process = program("embed_refused")
+    assert process.wait_said("refused")["private"] == 1
+    said = process.wait_said("end")
+    assert (said["private"], said["owners"]) == (0, 0)
+    assert process.wait_exit() == 0
+
+
 def test_a_worker_that_is_told_to_stop_does_not_speak_for_its_neighbours(url, make_bench):
     """F3. Two workers in one process, of the same app or of another, and a plain consumer."""
     params, config = parse_url(url), make_bench().config

@@ -208,3 +208,55 @@ def test_a_call_that_the_server_refuses_for_good_does_not_stop_a_consumer(url, b
         assert "Redis refused to settle a job of this consumer (WRONGTYPE" in caplog.text
         assert owner.deferred_calls, "it is tried again"
         owner.deferred_calls.clear()
+
+
+@pytest.fixture
+def refusing(fresh_server):
+    """A server, and a consumer that has closed its last channel while it refused all writes."""
+    server = fresh_server()
+    server.client().lpush("mail", payload(1))
+    inbox = Inbox(server.url(), prefetch=1).settle_in()
+    inbox.receive(1)
+    server.client().config_set("min-replicas-to-write", 1)
+    inbox.close()
+    return server, inbox.channel.fetch.owner
+
+
+def leaving() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "superfetch-leave"]
+
+
+def test_a_channel_that_closes_while_the_server_refuses_requeues_its_jobs_later(refusing, caplog):
+    """They stayed until the process ended, with heartbeats: no peer recovered them either."""
+    server, owner = refusing
+    there = Bench(server.client())
+    assert (there.queue(), len(there.private(owner))) == ([], 1)
+    assert [thread.daemon for thread in leaving()] == [True]
+    there.client.config_set("min-replicas-to-write", 0)
+    eventually(lambda: there.queue() == [payload(1)], 15)
+    eventually(lambda: not there.registry.owners(), 5)
+    assert left_over(there) == set()
+    eventually(lambda: not leaving())
+    assert not owner.name
+
+
+def test_a_new_channel_continues_with_an_owner_that_could_not_leave(refusing):
+    server, owner = refusing
+    there, name = Bench(server.client()), owner.name
+    server.client().config_set("min-replicas-to-write", 0)
+    with Inbox(server.url(), prefetch=1) as inbox:
+        inbox.receive(1)
+        assert inbox.channel.fetch.owner.name == name
+        eventually(lambda: not leaving())
+        assert set(there.registry.owners()) == {name}, "it does not leave beside the new channel"
+        inbox.ack_all()
+    assert left_over(there) == set()
+
+
+def test_a_process_may_end_while_an_owner_cannot_leave(refusing):
+    server, owner = refusing
+    server.client().config_set("min-replicas-to-write", 0)
+    owner.leave_for_good()
+    there = Bench(server.client())
+    assert (there.queue(), left_over(there)) == ([payload(1)], set())
+    eventually(lambda: not leaving())

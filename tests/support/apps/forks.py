@@ -221,6 +221,44 @@ def embed() -> None:
     say(who="end", threads=threads())
 
 
+def embed_refused() -> None:
+    """A worker in a thread has ended, and its last job ends while the server refuses the ack; the
+    process goes on."""
+    import redis
+    from celery import Celery
+    from celery.contrib.testing.worker import start_worker
+
+    import celery_superfetch
+
+    app = celery_superfetch.install(Celery("shop", broker=URL))
+    begun, end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task
+    def hold() -> None:
+        begun.set()
+        end.wait()
+        ended.set()
+
+    with start_worker(app, pool="threads", perform_ping_check=False):
+        hold.delay()
+        begun.wait(20)
+    with redis.Redis.from_url(URL) as client:
+        client.config_set("min-replicas-to-write", 1)
+        end.set()
+        ended.wait(10)
+        time.sleep(1)
+        say(who="refused", private=len(client.keys("superfetch:private:*")))
+        client.config_set("min-replicas-to-write", 0)
+        until = time.monotonic() + 15
+        while client.zcard("superfetch:owners") and time.monotonic() < until:
+            time.sleep(0.1)
+        say(
+            who="end",
+            private=len(client.keys("superfetch:private:*")),
+            owners=client.zcard("superfetch:owners"),
+        )
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "consume_then_fork": consume_then_fork,
     "serve": serve,
@@ -229,6 +267,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "hold": hold,
     "two_settings": two_settings,
     "embed": embed,
+    "embed_refused": embed_refused,
 }
 
 if __name__ == "__main__":
