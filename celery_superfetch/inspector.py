@@ -100,21 +100,17 @@ class Inspector:
     Arguments:
         lists: the queue lists of the app. Those of its owners, and lists with jobs, are found in
             Redis.
-        separator: kombu's ``sep``.
         unacked: kombu's ``unacked_key``, and the key of its index.
     """
-
-    separator = DeadSetStore.separator  # kombu's own, where the app has no other
 
     def __init__(
         self,
         database: Database,
         lists: Iterable[str] = (),
-        separator: str = separator,
         unacked: Sequence[str] = (),
     ) -> None:
         self.database = database = database.for_reading()
-        self.lists, self.separator = frozenset(lists), separator
+        self.lists = frozenset(lists)
         self.registry, self.in_flight_jobs = OwnerRegistry(database), InFlightJobs(database)
         self.queues, self.suspects = Queues(database), Suspects(database)
         self.parked, self.paused = ParkedJobs(database), PausedQueues(database)
@@ -131,10 +127,10 @@ class Inspector:
         ``timeout`` seconds for each reply (0: as the app's options say). Raises as ``client_of``
         does."""
         from .app.broker import client_of, database_of
-        from .app.queues import lists_of, separator_of, unacked_of
+        from .app.queues import lists_of, unacked_of
 
         database = database_of(app, client or client_of(app, timeout))
-        return cls(database, lists_of(app), separator_of(app), unacked_of(app))
+        return cls(database, lists_of(app), unacked_of(app))
 
     @staticmethod
     def check_options(app: Celery) -> None:
@@ -149,7 +145,10 @@ class Inspector:
     ) -> Inspector:
         """Make the inspector of a database by its URL, without its app and without Celery.
         ``accepted``: the option ``accepted_findings``."""
-        config = Config(global_keyprefix=prefix, accepted_findings=accepted)
+        # All priorities that kombu has: only the app knows which of them it uses as steps.
+        config = Config(
+            global_keyprefix=prefix, accepted_findings=accepted, priority_steps=range(10)
+        )
         return cls(Database(client_at(url, master, prefix, timeout), config))
 
     def __enter__(self) -> Inspector:
@@ -209,14 +208,14 @@ class Inspector:
     def strays(self, known: Iterable[str]) -> dict[str, Stray]:
         """Return queues other than those that are ``known`` on which senders have left jobs.
         Raises NoPermissionError where SCAN is forbidden."""
-        known, split = {*known}, self.separator
-        found = Keyspace(self.database).bound_lists(split, self.lists)
-        names = [name for name in found if name.partition(split)[0] not in known]
+        known, queue_of = {*known}, self.database.queue_of
+        found = Keyspace(self.database).bound_lists(self.lists)
+        names = [name for name in found if queue_of(name) not in known]
         idle_s = self.queues.idle_s(names)  # first: to ask for a length is a read
         strays: dict[str, Stray] = {}
         for name, (length, _) in zip(names, self.queues.lengths(names), strict=True):
             if isinstance(length, int) and length:
-                jobs, before = strays.get(queue := name.partition(split)[0], Stray(0, None))
+                jobs, before = strays.get(queue := queue_of(name), Stray(0, None))
                 ages = [age for age in (before, idle_s.get(name)) if age is not None]
                 strays[queue] = Stray(jobs + length, min(ages, default=None))
         return strays

@@ -31,7 +31,7 @@ from ..store.dead_set import DEAD_BATCH
 from ..store.queues import Queues
 from .broker import client_of, database_of
 from .dead_results import DeadResults
-from .queues import routes_of, separator_of
+from .queues import routes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +96,6 @@ class DeadSet(store.DeadSetStore):
     def __init__(self, app: Celery, client: Redis | None = None) -> None:
         super().__init__(database_of(app, client or client_of(app)))
         self.app = app
-        self.separator = separator_of(app)
         self._owns_client = client is None
 
     def close(self) -> None:
@@ -232,15 +231,17 @@ class DeadSet(store.DeadSetStore):
 
     def _expires_ms(self, retry: _Retry) -> int:
         """Return the x-expires (ms) of the queue that a job is put on; 0: it has none."""
-        return self._expires.get(retry.target.partition(self.separator)[0], 0)
+        return self._expires.get(self.database.queue_of(retry.target), 0)
 
     def _target(self, job: DeadJob, to: str | None) -> str:
         """Return the queue list for a job: its own, or that of queue ``to`` in its priority. If
         ``to`` names a priority itself, it is a queue list already."""
         if to is None:
             return job.queue_list
-        _, separator, step = job.queue_list.partition(self.separator)  # kombu's priority step
-        return to if self.separator in to else f"{to}{separator}{step}"
+        names = self.database.list_names
+        if names.queue(to) != to:
+            return to
+        return names.of(to, names.split(job.queue_list)[1])
 
     @lazy_property
     def _expires(self) -> dict[str, int]:

@@ -15,13 +15,12 @@ that carries it out, the next recovery of the job decides again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
 
-from ..errors import ConfigError
 from ..model.config import check
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
@@ -78,17 +77,21 @@ def limits_of(app: Celery) -> Limits:
 def _limit(app: Celery, task: str | None, option: str, default: int | None) -> int | None:
     """Return a task's own value for an option that limits something, the app's (``default``) if it
     has none; None: there is no limit."""
-    limit: int | None = getattr(app.tasks.get(task), f"superfetch_{option}", default)
+    try:
+        limit: int | None = getattr(app.tasks.get(task), f"superfetch_{option}", default)
+    except Exception as exc:  # of a property. Raised here, it would end one worker after another.
+        _log_bad_limit(str(task), option, describe(exc), default)
+        return default
     try:
         if limit is not None:
             check({option: limit})
-    except ConfigError:
+    except Exception:  # ConfigError, or an error of the value's own comparison
         _log_bad_limit(str(task), option, describe(limit), default)
         return default
     return limit
 
 
-@cache
+@lru_cache(1000)  # not without bounds: a property may give another value each time
 def _log_bad_limit(task: str, option: str, limit: str, instead: int | None) -> None:
     """Log once in this process that the app's value (``instead``) holds for a task."""
     logger.error(

@@ -31,10 +31,11 @@ from kombu.utils.json import dumps as to_json
 from kombu.utils.uuid import uuid
 
 from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
+from ..model.foreign import loggable
 from ..model.log_text import one_line_each
 from ..store.database import Database
 from .backend_lock import LOCK_WAIT_S, NotNow, held_off, pause
-from .queues import separator_of
+from .queues import list_names_of
 
 logger = one_line_each(get_logger(__name__))
 
@@ -134,19 +135,26 @@ class Notices:
     def __call__(self, queue_list: str) -> bytes:
         """Return the message of a new notice; empty if it cannot be made: then the job is
         dead-lettered all the same, and its caller is not informed."""
-        id = uuid()
-        queue, _, step = queue_list.partition(separator_of(self.app))
         try:
-            message = self.app.amqp.as_task_v2(id, ANNOUNCE_TASK, ignore_result=True)
-            how = dumps(message.body, serializer=self.app.conf.task_serializer)
-        except Exception:  # of a serializer that is not there, or has no key
-            logger.exception(
+            return self._make(queue_list)
+        # Of a serializer that is not there, or has no key, or of the user's own AMQP class. If it
+        # were raised, the job would not be dead-lettered, and would end one worker after another.
+        except Exception as exc:
+            logger.error(
                 "No failure notification could be made for a job moved to the dead set "
                 "(queue=%s): its caller is not informed. Check that task_serializer works in "
-                "this process.",
-                queue,
+                "this process; the traceback follows.",
+                queue_list,
+                exc_info=loggable(exc),
             )
             return b""
+
+    def _make(self, queue_list: str) -> bytes:
+        """Return the message of a new notice. Raises what the app's serializer raises."""
+        id = uuid()
+        queue, step = list_names_of(self.app).split(queue_list)
+        message = self.app.amqp.as_task_v2(id, ANNOUNCE_TASK, ignore_result=True)
+        how = dumps(message.body, serializer=self.app.conf.task_serializer)
         content_type, encoding, body = how
         raw = body if isinstance(body, bytes) else body.encode()
         properties = {
@@ -154,7 +162,7 @@ class Notices:
             "reply_to": "",
             "delivery_mode": 2,
             "delivery_info": {"exchange": "", "routing_key": queue},
-            "priority": int(step or 0),
+            "priority": step,
             "body_encoding": "base64",
             "delivery_tag": uuid(),
         }

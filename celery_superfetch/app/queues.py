@@ -2,8 +2,8 @@
 *queue list* is the Redis list of one queue and one priority step.
 
 `superfetch migrate` and ``DeadSet`` make ``Routes``; reapers and the inspector ask for
-``lists_of``. ``DeadSet``, the inspector and notices ask for ``separator_of``; the inspector and
-`superfetch migrate`, which moves the messages that stock kombu holds unacked, for ``unacked_of``.
+``lists_of``. Notices ask for ``list_names_of``; the inspector and `superfetch migrate`, which moves
+the messages that stock kombu holds unacked, for ``unacked_of``.
 Exchanges and queues are declared in this process's memory, and Redis is only read: if the process
 dies, nothing has changed.
 """
@@ -18,6 +18,7 @@ from typing import Any
 from celery import Celery
 from celery.app.routes import MapRoute
 
+from ..model.queue_list import ListNames
 from ..transport.channel import Channel
 
 
@@ -68,12 +69,12 @@ def routes_of(app: Celery) -> Iterator[Routes]:
 def lists_of(app: Celery) -> set[str]:
     """Return the queue lists of an app, one for each priority step of a queue. The queues of
     broadcasts are left out: they are empty while they have no consumer."""
-    separator, steps = separator_of(app), _option(app, "priority_steps")
+    list_names = list_names_of(app)
     named = {getattr(queue, "name", queue): queue for queue in _sent_to(app)}
     queues = {**named, **app.amqp.queues}.items()
     kinds = {name: getattr(getattr(q, "exchange", None), "type", "") for name, q in queues}
     names = [name for name, kind in kinds.items() if kind != "fanout"]
-    return {f"{name}{separator}{step}" if step else name for name in names for step in steps}
+    return {list_names.of(name, step) for name in names for step in list_names.steps}
 
 
 def _sent_to(app: Celery) -> Iterator[Any]:
@@ -92,9 +93,9 @@ def _sent_to(app: Celery) -> Iterator[Any]:
     return filter(None, named)
 
 
-def separator_of(app: Celery) -> str:
-    """Return the separator between a queue's name and a priority step."""
-    return str(_option(app, "sep"))
+def list_names_of(app: Celery) -> ListNames:
+    """Return how an app's queue lists are named."""
+    return ListNames(str(_option(app, "sep")), tuple(_option(app, "priority_steps")))
 
 
 def unacked_of(app: Celery) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from ..store.queues import Queues
 from .broker import database_of
 from .guard import limits_of
 from .notice import Notices
-from .queues import lists_of, separator_of
+from .queues import lists_of
 
 
 def reaper_of(app: Celery, client: Redis, owner: Owner | None = None) -> Reaper:
@@ -96,8 +96,8 @@ def _sent_lists(reaper: Reaper) -> set[str]:
     find them; none where SCAN is forbidden."""
     if reaper.sender is None:
         return set()
-    of_app, separator = lists_of(reaper.sender), separator_of(reaper.sender)
+    of_app = lists_of(reaper.sender)
     try:
-        return Keyspace(reaper.database).bound_lists(separator, of_app)
+        return Keyspace(reaper.database).bound_lists(of_app)
     except NoPermissionError:
         return set()

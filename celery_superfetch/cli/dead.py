@@ -117,7 +117,7 @@ def _shown(session: Session, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _queue(session: Session, queue_list: str | None) -> str:
-    return (queue_list or "").partition(session.dead_set.separator)[0]
+    return session.dead_set.database.queue_of(queue_list or "")
 
 
 @command(dead, "retry")

@@ -133,9 +133,9 @@ def forget(session: Session, name: str) -> None:
     from . import auditing
 
     inspector = session.inspector
-    registry, split = inspector.registry, inspector.separator
+    registry, queue_of = inspector.registry, inspector.database.queue_of
     known = {*registry.served(), *inspector.queues.noted()}
-    lists = sorted(queue_list for queue_list in known if queue_list.partition(split)[0] == name)
+    lists = sorted(queue_list for queue_list in known if queue_of(queue_list) == name)
     owners = [
         f.owner for f in registry.records(registry.owners()).values() if {*f.lists} & {*lists}
     ]

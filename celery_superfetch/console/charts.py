@@ -116,20 +116,16 @@ def time_of(document: Mapping[str, Any], at: int) -> str:
 
 def _rows_by_queue(inspector: Inspector, queue: str | None) -> Mapping[str, list[Row]]:
     """Return the rows of each queue that has some; of ``queue`` alone, if it is not None."""
-    rows = inspector.minutes.rows(ROWS_READ)
+    rows, queue_of = inspector.minutes.rows(ROWS_READ), inspector.database.queue_of
     by_queue = defaultdict[str, list[Row]](list)
     if queue is None:
         for row in rows:
-            by_queue[_queue_of(row.queue_list, inspector)].append(row)
+            by_queue[queue_of(row.queue_list)].append(row)
     else:
         lists = {queue, *inspector.lists, *(row.queue_list for row in rows)}
-        of_queue = [name for name in lists if _queue_of(name, inspector) == queue]
+        of_queue = [name for name in lists if queue_of(name) == queue]
         by_queue[queue] = [Row(event, name) for event in SERIES for name in of_queue]
     return by_queue
-
-
-def _queue_of(queue_list: str, inspector: Inspector) -> str:
-    return queue_list.partition(inspector.separator)[0]
 
 
 def _summed(

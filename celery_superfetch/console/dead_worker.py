@@ -82,7 +82,7 @@ def _recovered(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
                 "digest": name,
                 "task": envelope.task,
                 "state": "running" if job.runs else job.place.state,
-                "queue": queue_list.partition(inspector.separator)[0],
+                "queue": inspector.database.queue_of(queue_list),
                 "strike": str(entry.get("strike") or "") or None,
                 "dead_id": None,
             }
@@ -122,7 +122,7 @@ def _dead(inspector: Inspector, owner: str) -> Iterator[dict[str, Any]]:
                 "digest": job.id,
                 "task": job.task,
                 "state": DEAD,
-                "queue": job.queue_list.partition(inspector.separator)[0],
+                "queue": inspector.database.queue_of(job.queue_list),
                 "strike": str((entry or {}).get("strike") or "") or None,
                 "dead_id": job.id,
             }

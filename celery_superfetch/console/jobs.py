@@ -283,7 +283,7 @@ class JobsSnapshot:
         return fits(self._queue(queue_list), self.which.queue)
 
     def _queue(self, queue_list: str) -> str:
-        return queue_list.partition(self.inspector.separator)[0]
+        return self.inspector.database.queue_of(queue_list)
 
 
 def retries_of(envelope: Envelope) -> int:

@@ -57,7 +57,7 @@ def memory_of(inspector: Inspector, fields: Mapping[str, Any]) -> dict[str, Any]
         return {"parts": [], "unknown": "the server refuses MEMORY USAGE to this user"}
     parts = list[dict[str, Any]]()
     for kind, use in kinds.items():
-        queue = use.largest.partition(inspector.separator)[0] if kind != "in flight" else ""
+        queue = inspector.database.queue_of(use.largest) if kind != "in flight" else ""
         part = {"part": kind, "bytes": use.bytes, "largest": queue or use.largest or None}
         part |= {"largest_bytes": use.largest_bytes if use.largest else None}
         part |= {"keys": use.key_count, "measured_keys": use.measured_count}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
@@ -92,6 +92,8 @@ SERVER_FIGURES: tuple[tuple[Any, str, str, str], ...] = (
     ),
 )
 
+QueueOf = Callable[[str], str]  # returns the queue of a queue list
+
 #: States of an owner; owners in the last two do not live.
 OWNER_STATES = ("running", "stopping", SILENT, HUNG, "dead", "reaped")
 
@@ -104,7 +106,7 @@ class Metrics(Collector):
         self.app = app
         self._lock = threading.Lock()
         self._asking, self._ended = threading.Thread(), -READING_S
-        self._found: tuple[dict[str, Any], Counts, RunSums] | None = None
+        self._found: tuple[dict[str, Any], Counts, RunSums, QueueOf] | None = None
 
     def collect(self) -> Iterator[Metric]:
         reading = self._read()
@@ -113,7 +115,7 @@ class Metrics(Collector):
         if reading is not None:
             yield from families(*reading)
 
-    def _read(self) -> tuple[dict[str, Any], Counts, RunSums] | None:
+    def _read(self) -> tuple[dict[str, Any], Counts, RunSums, QueueOf] | None:
         with self._lock:
             if not self._asking.is_alive() and monotonic() >= self._ended + READING_S:
                 # In a thread, so that a scrape does not wait for a server that hangs.
@@ -138,7 +140,8 @@ class Metrics(Collector):
             # This runs code of Celery and kombu, whose locks a child process must not inherit.
             with fork_gate.kept_off(), Inspector.of(self.app) as inspector:
                 counts = inspector.stats.counts(), inspector.runs.counts()
-                self._found = overview_of(inspector), *counts
+                queue_of = inspector.database.list_names.queue
+                self._found = overview_of(inspector), *counts, queue_of
         except Exception as exc:
             self._found = None
             advice = "" if isinstance(exc, SuperfetchError) else advice_for(exc)
@@ -148,11 +151,12 @@ class Metrics(Collector):
             self._ended = monotonic()
 
 
-def families(overview: Mapping[str, Any], counts: Counts, runs: RunSums) -> Iterator[Metric]:
+def families(
+    overview: Mapping[str, Any], counts: Counts, runs: RunSums, queue_of: QueueOf
+) -> Iterator[Metric]:
     """Yield an overview and the counters as metrics."""
-    queues = {row["list"]: row["queue"] for row in overview["queues"]}
-    yield from _of_jobs(counts, queues)
-    yield from _of_runs(runs, queues)
+    yield from _of_jobs(counts, queue_of)
+    yield from _of_runs(runs, queue_of)
     for name, text in (
         ("owners_reaped", "Workers that were declared dead"),
         ("dead_dropped", "Jobs deleted from the dead set for its limits or their age"),
@@ -183,20 +187,20 @@ def families(overview: Mapping[str, Any], counts: Counts, runs: RunSums) -> Iter
     yield _gauge("findings", text, tally, ["level", "code"])
 
 
-def _of_jobs(counts: Counts, queues: Mapping[str, str]) -> Iterator[Metric]:
+def _of_jobs(counts: Counts, queue_of: QueueOf) -> Iterator[Metric]:
     for name, (event, text) in JOB_COUNTERS.items():
         # A series that exists from the start lets an alert see the first event.
         rows: Counter[tuple[str, str]] = Counter({("", ""): 0})
         for (which, queue_list, task), number in counts.jobs.items():
             if which == event:
-                rows[_queue(queue_list, queues), printable(task)] += number
+                rows[printable(queue_of(queue_list)), printable(task)] += number
         yield _metric(CounterMetricFamily, name, text, rows, ["queue", "task"])
 
 
-def _of_runs(runs: RunSums, queues: Mapping[str, str]) -> Iterator[Metric]:
+def _of_runs(runs: RunSums, queue_of: QueueOf) -> Iterator[Metric]:
     rows: Counter[tuple[str, ...]] = Counter()
     for (how, queue_list, task), number in runs.ends.items():
-        rows[_queue(queue_list, queues), printable(task), how] += number
+        rows[printable(queue_of(queue_list)), printable(task), how] += number
     text = "Runs that ended, by state"
     yield _metric(CounterMetricFamily, "runs", text, rows, ["queue", "task", "state"])
     text = "Duration of runs"
@@ -204,10 +208,6 @@ def _of_runs(runs: RunSums, queues: Mapping[str, str]) -> Iterator[Metric]:
     for task, times in runs.times.items():
         family.add_metric([printable(task)], _buckets(times.buckets), times.seconds)
     yield family
-
-
-def _queue(queue_list: str, queues: Mapping[str, str]) -> str:
-    return printable(queues.get(queue_list, queue_list.partition(Inspector.separator)[0]))
 
 
 def _buckets(buckets: Mapping[float, int]) -> list[tuple[str, float]]:

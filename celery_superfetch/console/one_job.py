@@ -230,7 +230,7 @@ class _Finder:
             "state": state,
             **{name: owner.get(name) for name in ("node", "host", "pid", "verdict")},
             "owner": place.owner or None,
-            "queue": queue_list.partition(self.inspector.separator)[0],
+            "queue": self.inspector.database.queue_of(queue_list),
             "list": queue_list,
             "claimed": utc(claimed_at(claim) if claim else None),
             "started": utc(started),
@@ -249,7 +249,7 @@ class _Finder:
             **dict.fromkeys(("host", "pid", "verdict", "claimed", "started", "run_time")),
             "node": dead.node or None,
             "owner": dead.owner or None,
-            "queue": dead.queue_list.partition(self.inspector.separator)[0],
+            "queue": self.inspector.database.queue_of(dead.queue_list),
             "list": dead.queue_list,
             **{name: getattr(dead, name, 0) for name in COUNTS},
         }

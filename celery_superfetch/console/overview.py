@@ -102,7 +102,7 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
         },
         # Jobs whose runs stops of their workers cut short again and again.
         "stopped": [
-            {**job, "queue": job["queue_list"].partition(inspector.separator)[0]}
+            {**job, "queue": inspector.database.queue_of(job["queue_list"])}
             for job in inspector.strikes.stopped()
         ],
         # Keys that another program wrote: what they should hold is shown as empty.
@@ -347,18 +347,18 @@ def queue_rows(
     # Queues whose last worker left within a week: they are shown while they have jobs.
     left = served - lists
     lists |= left
-    parts = sorted((*name.partition(inspector.separator), name) for name in lists)
+    parts = sorted((*inspector.database.list_names.split(name), name) for name in lists)
     names = [name for *_, name in parts]
     ages, rows = inspector.queues.oldest(names), []
     parked = inspector.parked.sizes(names)
     due = inspector.parked.next_due([name for name in names if parked[name]])
-    for (queue, _, step, name), (length, probation) in zip(
+    for (queue, step, name), (length, probation) in zip(
         parts, inspector.queues.lengths(names), strict=True
     ):
         states = consumers.get(name, Counter())
         row = {
             "queue": queue,
-            "priority": int(step) if step.isdecimal() else 0,
+            "priority": step,
             "list": name,
             # False: neither a setting nor a worker names it, now or within a week.
             "known": name in named or name in served,

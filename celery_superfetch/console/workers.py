@@ -7,7 +7,7 @@ if this process dies before it is sent, nothing has happened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery import Celery
@@ -41,10 +41,10 @@ def workers_of(inspector: Inspector) -> dict[str, Any]:
     """Return all workers, those in need first."""
     now = inspector.database.server_time()
     rows = [row for row, _ in owner_rows(inspector, inspector.judged(), now)]
-    separator = inspector.separator
+    queue_of = inspector.database.queue_of
     return {
         "server_time": utc(now / 1000),
-        "workers": [{**row, "queues": _queues(row, separator)} for row in by_need(rows)],
+        "workers": [{**row, "queues": _queues(row, queue_of)} for row in by_need(rows)],
     }
 
 
@@ -137,7 +137,7 @@ def memory_of(row: Mapping[str, Any]) -> str | None:
     return f"{row['memory'] // 2**20} MB" if row["memory"] else None
 
 
-def _queues(row: Mapping[str, Any], separator: str) -> list[str]:
+def _queues(row: Mapping[str, Any], queue_of: Callable[[str], str]) -> list[str]:
     """Return the queues of an owner, without those whose consumers it cancelled."""
     lists = {*row["queues"]} - {*row["unconsumed"]}
-    return sorted({name.partition(separator)[0] for name in lists})
+    return sorted({*map(queue_of, lists)})

@@ -9,7 +9,7 @@ value, without I/O.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -53,6 +53,7 @@ Recoveries: TypeAlias = int
 Stops: TypeAlias = int
 Jobs: TypeAlias = int
 Text: TypeAlias = str
+Priorities: TypeAlias = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,18 @@ class Config:
 
     sep: Text = "\x06\x16"
     """kombu's option. It stands between the name of a queue and a priority in the name of a list.
-    Workers of one queue need the same."""
+    Workers and producers of one queue need the same. No queue may end with it and one of
+    `priority_steps`."""
+
+    priority_steps: Priorities = (0, 3, 6, 9)
+    """kombu's option. A queue has a list in Redis for each of these priorities; another priority is
+    rounded down to one of them. Workers and producers of one queue need the same. `[0]`: no
+    priorities."""
 
     def __post_init__(self) -> None:
         check(vars(self))
+        # As a tuple: equal options have to be equal values, which can be hashed.
+        object.__setattr__(self, "priority_steps", tuple(self.priority_steps))
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], known: Iterable[str] = ()) -> Config:
@@ -147,11 +156,8 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
 
     Raises:
         ConfigError: an option was removed, or its name is nearly that of an option of this package
-            or of one that is ``known`` (kombu's), or kombu's ``priority_steps`` would leave a queue
-            without a list.
+            or of one that is ``known`` (kombu's).
     """
-    if "priority_steps" in options:
-        _check_priority_steps(options["priority_steps"])
     valid = {*TYPE_BY_OPTION, *known}
     for name in options:
         if name in REMOVED_OPTIONS:
@@ -171,17 +177,6 @@ def own_options(options: Mapping[str, Any], known: Iterable[str]) -> dict[str, A
                     f"{OPTIONS} has an unknown option {name!r}: did you mean {nearest[0]!r}?"
                 )
     return {name: value for name, value in options.items() if name in TYPE_BY_OPTION}
-
-
-def _check_priority_steps(steps: Any) -> None:
-    """Raise ConfigError for steps of which kombu makes no list: publishing would raise IndexError,
-    and a worker would silently consume nothing."""
-    is_list = isinstance(steps, (list, tuple, range))
-    if not is_list or not steps or not all(type(step) is int for step in steps):
-        raise ConfigError(
-            f"{OPTIONS}: option 'priority_steps' must be a list of at least one whole number, such "
-            f"as [0, 3, 6, 9], or [0] for queues without priorities, got {steps!r}"
-        )
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -206,6 +201,10 @@ def _wrong_with(name: str, value: Any) -> str:
         return ""
     if name in CHOICES:
         return "" if value in CHOICES[name] else f"one of {', '.join(map(repr, CHOICES[name]))}"
+    if kind == "Sequence":
+        return "" if _has_lists(value) else PRIORITIES_RULE
+    if name == "sep" and value == "":
+        return "a string of at least one character"
     if kind == "str":
         return "" if isinstance(value, str) else "a string"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -217,6 +216,17 @@ def _wrong_with(name: str, value: Any) -> str:
     return f"a whole number of {unit}" if kind == "int" and value != int(value) else ""
 
 
+def _has_lists(steps: Any) -> bool:
+    """Return whether kombu makes a list of each priority step. Without a list, publishing would
+    raise IndexError, and a worker would silently consume nothing."""
+    is_list = isinstance(steps, (list, tuple, range))
+    return is_list and bool(steps) and all(type(step) is int for step in steps)
+
+
+PRIORITIES_RULE = (
+    "a list of at least one whole number, such as [0, 3, 6, 9], or [0] for queues without "
+    "priorities"
+)
 CHOICES = {"unknown_tasks": ("requeue", "discard")}  # options with a fixed set of texts
 #: Names of all options -> their annotations, which are strings (``from __future__``) and name one
 #: of the units above.

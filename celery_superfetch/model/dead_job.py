@@ -314,10 +314,8 @@ class DeadFilter:
         latest = inf if self.older_than is None else now - self.older_than * 1000
         return earliest, latest
 
-    def takes(self, job: DeadJob, separator: str) -> bool:
-        """Return whether a job meets the conditions other than those of its age. ``separator``:
-        kombu's, which ends the queue's name in a queue list."""
-        queue = job.queue_list.partition(separator)[0]
+    def takes(self, job: DeadJob, queue: str) -> bool:
+        """Return whether a job of a queue meets the conditions other than those of its age."""
         return (
             (self.task is None or _like(job.task or "", self.task))
             and (self.queue is None or _like(queue, self.queue))

@@ -28,11 +28,12 @@ from redis.exceptions import RedisError
 from ..model import fork_gate
 from ..model.job import Job, queue_list_of
 from ..model.owner_record import HUNG, STOPPING, OwnerRecord
-from ..model.strikes import Blame, Limits, Running
+from ..model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ..store.database import Database
 from ..store.private_lists import PrivateLists
+from ..store.redis.server import is_server_error
 from ..store.strike_counters import Notice, Outcome, StrikeCounters
-from .recovery import decision_of, recoveries_of, report_outcome
+from .recovery import decision_of, log_failed_rules, recoveries_of, report_outcome
 from .report import Report
 
 #: Most jobs, and most bytes, that one script reads or moves. Both are small, since the server
@@ -163,37 +164,63 @@ class OwnerDrain:
 
     def _settle(self, death: Death, jobs: list[Job]) -> list[Outcome]:
         """Decide on jobs of one queue list, and move them. If that fails, decide on each job alone,
-        so that a job on which no decision can be made delays no other."""
-        record = death.record
+        so that a job on which no decision can be made delays no other; and then without code of the
+        user, so that no job stays in the private list for ever."""
+        owner = death.record.owner
         try:
-            recoveries = recoveries_of(
-                jobs,
-                self.strike_counters,
-                death.running,
-                self.limits,
-                death.struck,
-                reason=death.reason,
-                app_name=record.app,
-                node=record.node,
-            )
-            decided = [(recovery, decision_of(recovery, self.sender)) for recovery in recoveries]
-            expires = record.lists.get(jobs[0].queue_list, 0)
-            outcomes = self.strike_counters.carry_out(
-                decided, expires, marked=True, notice=self.notice
-            )
+            return self._move(death, jobs)
         except Exception as exc:
             if isinstance(exc, RedisError):
                 # Ask anything. If this raises, too, the server is away, and no job is at fault.
                 self.database.server_time()
-            if len(jobs) == 1:
-                death.report.failed(f"job {jobs[0].title} (owner={record.owner})", exc)
+            if len(jobs) > 1:
+                return [outcome for job in jobs for outcome in self._settle(death, [job])]
+            if is_server_error(exc) or isinstance(exc, MemoryError):
+                death.report.failed(f"job {jobs[0].title} (owner={owner})", exc)
                 return []
-            return [outcome for job in jobs for outcome in self._settle(death, [job])]
+            log_failed_rules(jobs[0], exc)
+            death.report.errors += 1
+        try:
+            return self._move(death, jobs, with_user_code=False)
+        except Exception as exc:
+            death.report.failed(f"job {jobs[0].title} (owner={owner})", exc)
+            return []
+
+    def _move(self, death: Death, jobs: list[Job], *, with_user_code: bool = True) -> list[Outcome]:
+        """Decide on jobs of one queue list, and move them. ``with_user_code``: the limits of the
+        app's tasks and the receivers of ``job_recovering`` have a say, and callers are informed."""
+        record = death.record
+        recoveries = recoveries_of(
+            jobs,
+            self.strike_counters,
+            death.running,
+            self.limits if with_user_code else Limits.of(self.database.config),
+            death.struck,
+            reason=death.reason,
+            app_name=record.app,
+            node=record.node,
+        )
+        decided = [
+            (
+                recovery,
+                decision_of(recovery, self.sender) if with_user_code else self._decide(recovery),
+            )
+            for recovery in recoveries
+        ]
+        expires = record.lists.get(jobs[0].queue_list, 0)
+        outcomes = self.strike_counters.carry_out(
+            decided, expires, marked=True, notice=self.notice if with_user_code else None
+        )
         moved = [outcome.recovery for outcome in outcomes if outcome.answer == b"ok"]
         death.struck.update(
             recovery.digest for recovery in moved if recovery.blame is not Blame.NONE
         )
         return outcomes
+
+    def _decide(self, recovery: Recovery) -> Decision:
+        """Decide on a job without code of the user. A job of another app is recovered."""
+        is_own = recovery.app_name == self.database.config.app_name
+        return decide(recovery) if is_own or not recovery.parsed else Decision.RECOVER
 
     def _report(self, death: Death, outcome: Outcome) -> None:
         recovery, report = outcome.recovery, death.report

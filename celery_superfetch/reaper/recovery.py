@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..model.dead_job import DeadJob
-from ..model.foreign import describe
+from ..model.foreign import describe, loggable
 from ..model.humanize import command
 from ..model.job import Job, digest, parse
 from ..model.log_text import one_line_each
@@ -106,6 +106,20 @@ def decision_of(recovery: Recovery, sender: Any) -> Decision:
             others.add(answer)
     decisive = others or {guard}
     return Decision.KILL if Decision.KILL in decisive else Decision.RECOVER
+
+
+def log_failed_rules(job: Job, exc: Exception) -> None:
+    """Log that code of the user raised an error while a job was settled, and the consequence."""
+    logger.error(
+        "Job %s could not be settled as its app says (%s; queue=%s, owner=%s): the options of "
+        "celery_superfetch alone decide, and if the job is moved to the dead set, its caller gets "
+        "no failure notification. Fix the code that raised this error; the traceback follows.",
+        job.title,
+        describe(exc),
+        job.queue_list,
+        job.owner,
+        exc_info=loggable(exc),
+    )
 
 
 def warn_of(recovery: Recovery) -> None:

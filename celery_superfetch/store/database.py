@@ -22,6 +22,7 @@ from redis.exceptions import ResponseError
 
 from ..model.config import Config
 from ..model.lazy import lazy_property
+from ..model.queue_list import ListNames
 from ..model.records import whole
 from .keys import Keys
 
@@ -43,6 +44,7 @@ class Database:
         self.client = client
         self.config = config
         self.keys = Keys(config.global_keyprefix)
+        self.list_names = ListNames(config.sep, config.priority_steps)
         #: Returns whether the app has a task of this name. ``app/broker.py`` and ``Owner`` (the
         #: part of a worker that claims jobs) set it; without an app no task is registered.
         self.is_registered: Callable[[str], bool] = lambda task: False
@@ -58,9 +60,8 @@ class Database:
         return database
 
     def queue_of(self, queue_list: str) -> str:
-        """Return the queue of a queue list, as kombu makes the list's name."""
-        separator = self.config.sep
-        return queue_list.partition(separator)[0] if separator else queue_list
+        """Return the queue of a queue list."""
+        return self.list_names.queue(queue_list)
 
     @lazy_property
     def scripts(self) -> Scripts:
@@ -74,7 +75,13 @@ class Database:
         """Return the task name under which a job is counted for metrics: the task's own; empty if
         the app has no such task. A producer can send any name, and each would be a row of
         ``superfetch:stats`` that stays for a week."""
-        return task if task and len(task) <= NAME_MAX_CHARS and self.is_registered(task) else ""
+        if not task or len(task) > NAME_MAX_CHARS or not self.is_registered(task):
+            return ""
+        try:  # JSON can hold half a character. No command can, and the job could not be settled.
+            task.encode()
+        except UnicodeEncodeError:
+            return ""
+        return task
 
     def server_time(self) -> int:
         """Return the server's clock in ms: the only clock that processes share."""

@@ -78,8 +78,6 @@ class DeadSetStore(Structure):
     """Dead-lettered jobs (``superfetch:dead``, ``superfetch:dead:jobs``), newest first. No command
     reads or moves more than a batch of them. A ``DeadFilter`` selects jobs."""
 
-    separator = "\x06\x16"  # kombu's own, between a queue's name and a priority step
-
     def __len__(self) -> int:
         return int(self._read(self.client.zcard, self.keys.dead, empty=0))
 
@@ -144,7 +142,7 @@ class DeadSetStore(Structure):
         which = DeadFilter(**conditions)
         rows = self._rows(which)[:: -1 if oldest_first else 1]
         jobs = (job for some in chunks(rows, DEAD_BATCH) for job in self._load(some))
-        return (job for job in jobs if which.takes(job, self.separator))
+        return (job for job in jobs if which.takes(job, self.database.queue_of(job.queue_list)))
 
     def get(self, id: str) -> DeadJob:
         """Return one job.

@@ -47,21 +47,29 @@ class Keyspace(Structure):
         parsed = map(self.keys.parse, self._find(self.keys.pattern()))
         return {owner for kind, owner, _ in parsed if kind in ("private:", "landing:")}
 
-    def bound(self, separator: str) -> set[str]:
+    def bound(self) -> set[str]:
         """Return the queues that kombu's bindings name, except the reply queues of remote control:
-        those that a hundred steps of SCAN find. ``separator``: kombu's, between the parts of a
-        binding. A binding that cannot be read is left out."""
+        those that a hundred steps of SCAN find. A binding that cannot be read is left out."""
         found = self._find(self.keys.pattern(family="_kombu.binding."))
         names = [("SMEMBERS", key) for key in found if not key.endswith(b".pidbox")]
         tables = self._at_once(names, errors=True)
         rows = (row for table in tables if not isinstance(table, Exception) for row in table)
-        return {row.decode(errors="replace").rpartition(separator)[2] for row in rows}
+        return {*filter(None, map(self._bound_queue, rows))}
 
-    def bound_lists(self, separator: str, of_app: Iterable[str]) -> set[str]:
+    def _bound_queue(self, row: bytes) -> str:
+        """Return the queue of a binding: kombu joins a routing key, a pattern and the queue by its
+        ``sep``. If the queue's name contains the separator, too, the pattern has to be empty, as it
+        is for all exchanges but topics; otherwise return nothing."""
+        separator, text = self.config.sep, row.decode(errors="replace")
+        parts = text.split(separator, 3)
+        return parts[2] if len(parts) == 3 else text.partition(2 * separator)[2]
+
+    def bound_lists(self, of_app: Iterable[str]) -> set[str]:
         """Return the queue lists of the queues that ``bound`` finds, one for each priority step.
         ``of_app``: the queue lists of the app, which show its steps."""
-        steps = {"".join(name.partition(separator)[1:]) for name in of_app}
-        return {f"{queue}{step}" for queue in self.bound(separator) for step in steps}
+        names = self.database.list_names
+        steps = {names.split(queue_list)[1] for queue_list in of_app}
+        return {names.of(queue, step) for queue in self.bound() for step in steps}
 
     def left(self) -> tuple[Counter[str], int]:
         """Return kind of key -> number of jobs in flight, parked or on probation; and the number of

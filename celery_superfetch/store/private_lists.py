@@ -156,6 +156,7 @@ class PrivateLists(Structure):
             starts,
             self._numbers(most),
             self.config.sep,
+            " ".join(map(str, filter(None, self.config.priority_steps))),
         ]
         numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
         for name in landed:

@@ -45,6 +45,7 @@ from redis.exceptions import ConnectionError
 from ..model.config import DURATION_MAX_S, Config
 from ..model.lazy import lazy_property
 from ..model.log_text import one_line_each
+from ..model.queue_list import ListNames
 from ..model.step import handing
 from ..store.database import Database
 from ..store.redis.connections import (
@@ -295,13 +296,17 @@ class Channel(FrugalChannel):
         for queue in self.bound_queues(info["exchange"], info["routing_key"]):
             self._put(queue, payload)
 
+    @lazy_property
+    def _list_names(self) -> ListNames:
+        return ListNames(self.sep, self.priority_steps)
+
     def _lists_of(self, queue: str) -> list[str]:
         return [self._list_of(queue, step) for step in self.priority_steps]
 
     def _list_of(self, queue: str, step: int) -> str:
         """Return the list of a queue for one of ``priority_steps``. Celery's documentation names
         these lists (Redis Message Priorities); stock producers push to them."""
-        return f"{queue}{self.sep}{step}" if step else queue
+        return self._list_names.of(queue, step)
 
     def list_for(self, queue: str, message: Mapping[str, Any]) -> str:
         """Return the list of a queue to which a message goes, by its priority."""

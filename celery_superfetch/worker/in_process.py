@@ -18,9 +18,10 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
 from ..model.log_text import one_line_each
+from ..store.redis.server import is_server_error
 from .outcomes import exception_of, info_of
 from .run_job import run_job
-from .settling import call_back, is_server_error
+from .settling import call_back
 
 logger = one_line_each(get_logger(__name__))
 

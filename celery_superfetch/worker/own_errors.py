@@ -23,8 +23,8 @@ from kombu.exceptions import OperationalError
 
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
+from ..store.redis.server import is_server_error
 from .outcomes import exception_of, info_of
-from .settling import is_server_error
 from .stopping import process_ends
 
 logger = one_line_each(get_logger(__name__))

@@ -29,24 +29,18 @@ from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker import state
-from redis.exceptions import DataError, RedisError
+from redis.exceptions import RedisError
 
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import kind_of
 from ..model.log_text import one_line_each
+from ..store.redis.server import is_server_error
 from ..transport.deliveries import Delivery
 from .outcomes import exception_of, info_of
 from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))
-
-
-def is_server_error(exc: BaseException) -> bool:
-    """Return whether an error comes from a server that cannot be reached, or that refuses a
-    command: the job is not to blame. But a ``DataError`` is the job's fault: redis-py refuses a
-    value that the job has passed."""
-    return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
 def settle(

@@ -35,9 +35,10 @@ from celery.worker import state
 from ..app.guard import limits_of
 from ..model.foreign import class_name, describe, kind_of
 from ..model.log_text import one_line_each
+from ..store.redis.server import is_server_error
 from ..transport.deliveries import delivery_of
 from .outcomes import exception_of, info_of
-from .settling import is_server_error, settle
+from .settling import settle
 from .stopping import is_stopping
 
 logger = one_line_each(get_logger(__name__))

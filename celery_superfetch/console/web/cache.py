@@ -272,7 +272,7 @@ class PageCache:
         the first one; empty while that is less than 15 s ago."""
         ended: Counter[str] = Counter()
         for (_, queue_list, _), runs in inspector.runs.counts().ends.items():
-            ended[queue_list.partition(inspector.separator)[0]] += runs
+            ended[inspector.database.queue_of(queue_list)] += runs
         now = monotonic()
         self._ended.append((now, ended))
         while len(self._ended) > 2 and self._ended[1][0] <= now - RATE_WINDOW_S:

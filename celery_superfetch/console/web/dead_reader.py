@@ -59,7 +59,9 @@ class DeadReader:
             size, at, jobs = len(dead), first, list[DeadJob]()
             while at < min(size, first + SEARCH_READS) and len(jobs) < DEAD_PER_PAGE:
                 some = (
-                    job for job in dead.page(at, DEAD_PER_PAGE) if which.takes(job, dead.separator)
+                    job
+                    for job in dead.page(at, DEAD_PER_PAGE)
+                    if which.takes(job, dead.database.queue_of(job.queue_list))
                 )
                 jobs += self._shown_by(some, asked)
                 at += DEAD_PER_PAGE

@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ...model.config import Config
 from ...model.dead_job import DeadJob
 from ...model.humanize import command
 from ...model.log_text import one_line_each
 from ...model.strikes import Decision, Limits, Recovery, Running, decide
-from ...reaper.recovery import decision_of, recoveries_of, report_outcome
+from ...reaper.recovery import decision_of, log_failed_rules, recoveries_of, report_outcome
 from ...signals import job_killed
+from ...store.redis.server import is_server_error
 from ...store.strike_counters import Outcome, StrikeCounters
 from .in_flight import InFlight
 from .lease import Lease
@@ -40,6 +42,25 @@ logger = one_line_each(logging.getLogger(__name__))
 #: Tries to decide on a job whose counters change meanwhile: copies of one message share a history,
 #: and another owner may have one of them.
 DECISION_TRIES = 5
+
+
+def kill_always(_: Recovery) -> Decision:
+    return Decision.KILL
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules by which a job is decided on; ``notice``: its caller is informed if it is
+    dead-lettered."""
+
+    limits: Limits
+    decide: Callable[[Recovery], Decision]
+    notice: bool = True
+
+    def without_user_code(self, config: Config) -> _Rules:
+        """Return rules that call neither the app's tasks nor receivers, and make no notice."""
+        how = kill_always if self.decide is kill_always else decide
+        return _Rules(Limits.of(config), how, notice=False)
 
 
 class Settlement:
@@ -95,21 +116,24 @@ class Settlement:
         not know the limits of its task. Or a stopping worker requeued it: a requeue counts a stop,
         and compares it with no limit.
         """
-        for _ in range(DECISION_TRIES):
-            recovery = self._recovery(lease, "", Running(), limits)
-            # ``recoveries`` counts the recovery that would come now: 1 means none before.
-            counted = recovery.recoveries > 1 or recovery.stops
-            if not counted or not recovery.history:
-                return None
-            latest = recovery.latest()
-            if (
-                decide(latest) is not Decision.KILL
-                or decision_of(latest, sender) is not Decision.KILL
-            ):
-                return None
-            if done := self._carry_out(lease, latest, Decision.KILL):
-                return report_outcome(done, sender)
-        return None
+
+        def kill(rules: _Rules) -> Outcome | None:
+            for _ in range(DECISION_TRIES):
+                recovery = self._recovery(lease, "", Running(), rules.limits)
+                # ``recoveries`` counts the recovery that would come now: 1 means none before.
+                counted = recovery.recoveries > 1 or recovery.stops
+                if not counted or not recovery.history:
+                    return None
+                latest = recovery.latest()
+                kills = decide(latest) is Decision.KILL and rules.decide(latest) is Decision.KILL
+                if not kills:
+                    return None
+                if done := self._carry_out(lease, latest, Decision.KILL, notice=rules.notice):
+                    return done
+            return None
+
+        done = self._by_rules(lease, _Rules(limits, partial(decision_of, sender=sender)), kill)
+        return report_outcome(done, sender) if done else None
 
     def kill_without_notice(
         self, lease: Lease, reason: str, *, junk: bool = False
@@ -126,9 +150,7 @@ class Settlement:
         """
         changes = {"parsed": False} if junk else {"never_ran": True}
         limits = Limits.of(self.config)
-        done = self._settle(
-            lease, reason, Running(), limits, lambda _: Decision.KILL, notice=False, **changes
-        )
+        done = self._settle(lease, reason, Running(), limits, kill_always, notice=False, **changes)
         if done is None:
             return None
         dead = DeadJob.of(done.recovery, done.dead_id.decode())
@@ -141,9 +163,7 @@ class Settlement:
         ``DECISION_TRIES`` tries the counters had always changed meanwhile: the job is requeued
         then."""
         limits = Limits.of(self.config)
-        done = self._settle(
-            lease, reason, Running(), limits, lambda _: Decision.KILL, never_ran=True
-        )
+        done = self._settle(lease, reason, Running(), limits, kill_always, never_ran=True)
         return report_outcome(done, sender) if done else None
 
     def kill_unparseable(self, lease: Lease) -> DeadJob | None:
@@ -172,9 +192,33 @@ class Settlement:
         notice: bool = True,
         **changes: Any,
     ) -> Outcome | None:
-        """Decide on a job by ``how`` and carry the decision out. If the job's counters have changed
-        in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of the
-        decisions was carried out: the job is requeued then, if it is still this owner's.
+        """Settle a job by ``_decide``; arguments as there."""
+        rules = _Rules(limits, how, notice)
+        return self._by_rules(
+            lease, rules, lambda rules: self._decide(lease, reason, running, rules, **changes)
+        )
+
+    def _by_rules(
+        self, lease: Lease, rules: _Rules, settle: Callable[[_Rules], Outcome | None]
+    ) -> Outcome | None:
+        """Call ``settle`` with the app's rules, which call code of the user. If that raises, and
+        neither the server nor a lack of memory is the cause, call it with the package's own rules.
+        The error would repeat: the job would stay in the private list, or end one worker after
+        another."""
+        try:
+            return settle(rules)
+        except Exception as exc:
+            if is_server_error(exc) or isinstance(exc, MemoryError):
+                raise
+            log_failed_rules(lease.job, exc)
+        return settle(rules.without_user_code(self.config))
+
+    def _decide(
+        self, lease: Lease, reason: str, running: Running, rules: _Rules, **changes: Any
+    ) -> Outcome | None:
+        """Decide on a job by ``rules`` and carry the decision out. If the job's counters have
+        changed in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of
+        the decisions was carried out: the job is requeued then, if it is still this owner's.
 
         If an earlier call recovered the job and only its reply was lost, the job's history on the
         server has an entry of this claim. Then nothing is done, so that the job is not counted
@@ -183,13 +227,16 @@ class Settlement:
         """
         counted = {"owner": lease.job.owner, "claim": lease.job.claim_id}.items()
         for _ in range(DECISION_TRIES):
-            recovery = replace(self._recovery(lease, reason, running, limits), **changes)
+            recovery = replace(self._recovery(lease, reason, running, rules.limits), **changes)
             if any(counted <= entry.items() for entry in recovery.history):
                 # An earlier call recovered the job, and its reply was lost. This worker may have
                 # claimed the job again, as another claim.
                 self.in_flight.drop(lease)
-                return Outcome(self._recovery(lease, reason, Running(), limits).latest(), b"ok")
-            if done := self._carry_out(lease, recovery, how(recovery), notice=notice):
+                latest = self._recovery(lease, reason, Running(), rules.limits).latest()
+                return Outcome(latest, b"ok")
+            if done := self._carry_out(
+                lease, recovery, rules.decide(recovery), notice=rules.notice
+            ):
                 return done
         # Ownership was lost, or other owners change its counters without end.
         self.in_flight.requeue([lease])

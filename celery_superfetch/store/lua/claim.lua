@@ -7,9 +7,10 @@
 -- ARGV: owner, most jobs (at least as many as there are landing lists), most bytes, prefix of histories, length
 --       of the prefix of all keys, prefix of the landing lists, fairness width (number of neighbouring lists
 --       from which jobs are taken in rotation; 0: only what landed is taken), number of jobs to record as
---       running, number of the first claim, the separator between a queue's name and a priority, then for each
---       list whose landing list has jobs its position in the order of the lists, and the length and the end of
---       the payload that the caller's read has brought (0 and empty: none)
+--       running, number of the first claim, the separator between a queue's name and a priority, the priorities
+--       that have a list of their own with spaces between them, then for each list whose landing list has jobs
+--       its position in the order of the lists, and the length and the end of the payload that the caller's
+--       read has brought (0 and empty: none)
 -- Returns: nil when the owner is not registered; or {started, jobs, errors, paused}: how many of the jobs,
 --       the first ones, were recorded as running, {list number, payload, mark, ...} in the order of their
 --       claims' numbers, {number of a list that could not be read, text, ...}, {number of a list of a paused
@@ -20,11 +21,11 @@
 --       they have not begun. If the reply is lost, the caller finds them there (`Owner.reconcile`), or the
 --       reaper does after its death.
 local owners, flag, private, paused = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local FIRST_LIST, FIRST_LANDED = 4, 11  -- keys before the lists; the first argument on what has landed
+local FIRST_LIST, FIRST_LANDED = 4, 12  -- keys before the lists; the first argument on what has landed
 local owner, most, room = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counters, cut, landing = ARGV[4], tonumber(ARGV[5]) + 1, ARGV[6]
 local width, starts, number = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local separator = ARGV[10]
+local separator, steps = ARGV[10], ARGV[11]
 if not redis.call('ZSCORE', owners, owner) then return false end
 -- Mostly there is neither, and one question tells.
 local either = redis.call('EXISTS', flag, paused)
@@ -38,15 +39,23 @@ local function mark(payload)
   return (counts[1] or counts[2] or counts[3] or counts[5]) and counts or 0
 end
 local function name_of(at) return string.sub(KEYS[at + FIRST_LIST], cut) end
+-- The separator may be a part of the queue's name; only with a priority after it, it ends that.
+local function queue_of(name)
+  for step in string.gmatch(steps, '%S+') do
+    local ending = separator .. step
+    if #name > #ending and string.sub(name, -#ending) == ending then
+      return string.sub(name, 1, -#ending - 1)
+    end
+  end
+  return name
+end
 local closed, closed_lists = {}, {}  -- numbers of the lists of paused queues, as a set and in order
 if either > (counted and 1 or 0) then
   local is_paused = {}
   -- A key of another type pauses nothing.
   for _, queue in ipairs(redis.pcall('HKEYS', paused)) do is_paused[queue] = true end
   for at = 1, #KEYS - FIRST_LIST do
-    local name = name_of(at)
-    local ending = string.find(name, separator, 1, true)
-    if is_paused[ending and string.sub(name, 1, ending - 1) or name] then
+    if is_paused[queue_of(name_of(at))] then
       closed[at], closed_lists[#closed_lists + 1] = true, at
     end
   end

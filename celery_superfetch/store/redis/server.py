@@ -26,10 +26,12 @@ from redis.exceptions import (
     ClusterCrossSlotError,
     ClusterDownError,
     ConnectionError,
+    DataError,
     MasterDownError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -119,6 +121,13 @@ FLAGS_LINE = "#!lua flags={flags}\n"
 #: First line for other servers, to which it is a comment. Only Dragonfly reads it: with this flag
 #: a script may use keys that are not among its KEYS.
 PLAIN_LINE = "--!df flags=allow-undeclared-keys\n"
+
+
+def is_server_error(exc: BaseException) -> bool:
+    """Return whether an error comes from a server that cannot be reached, or that refuses a
+    command: the job is not to blame. But a ``DataError`` is the job's fault: redis-py refuses a
+    value that the job has passed."""
+    return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
 @contextmanager

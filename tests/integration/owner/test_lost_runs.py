@@ -293,3 +293,74 @@ def test_a_lost_reply_to_a_kill_is_no_lost_ownership(
     assert (lost, len(driver), bench.queue()) == ([], 0, [])
     assert caplog.text.count("moved to the dead set") == 1
     assert "Lost ownership" not in caplog.text
+
+
+# -- what cannot be settled as its app says ----------------------------------------------------
+
+
+def unknown(task: str | None) -> int:
+    """A limit that cannot be told."""
+    raise RuntimeError(f"a property of {task}")
+
+
+FAILING = Limits(unknown, 20, unknown)
+
+
+def unmade(queue_list: str) -> bytes:
+    """A notice that cannot be made."""
+    raise ValueError(queue_list)
+
+
+def test_a_lost_run_whose_limits_cannot_be_told_ends_by_the_options(bench, owner, lose, caplog):
+    """It stayed in the private list, and its worker said: restart me."""
+    for strikes in (1, 2, 3):
+        [claimed] = bench.take(owner, *[payload(1)][strikes - 1 :])
+        dead = bench.driver.recover_or_kill(claimed.job, "lost", nobodys_app(), FAILING)
+        assert bench.private(owner) == []
+        assert (dead is not None) == (strikes == 3)
+    assert "could not be settled as its app says (RuntimeError" in caplog.text
+    assert "a property of shop.note" in caplog.text
+
+
+def test_a_job_over_a_limit_that_cannot_be_told_ends_by_the_options(bench, owner, lose):
+    """It ended the worker that had claimed it, and then the next one."""
+    job = spared(bench, owner, lose)
+    dead = bench.driver.kill_if_over_limit(job, nobodys_app(), FAILING)
+    assert dead is not None
+    assert len(bench.dead_set) == 1
+
+
+def test_a_job_whose_notice_cannot_be_made_is_dead_lettered_without(bench, owner):
+    executor = Executor()
+    executor.notice = unmade
+    driver = Driver.over(bench.database, executor)
+    bench.push("mail", payload(1))
+    [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
+    dead = driver.kill(claimed.job, "cannot be received", nobodys_app())
+    assert dead is not None
+    assert dead.reason == "cannot be received"
+    assert bench.private(owner) == bench.queue() == []
+    assert [job.id for job in bench.dead_set.find()] == [dead.id]
+
+
+@pytest.mark.parametrize("error", [redis.ConnectionError, OSError, MemoryError])
+def test_an_error_of_the_server_or_of_the_worker_decides_nothing(bench, owner, error):
+    """The control: the job is not to blame, and is settled later."""
+
+    def refused(task: str | None) -> int:
+        raise error
+
+    [claimed] = bench.take(owner, payload(1))
+    with pytest.raises(error):
+        bench.driver.recover_or_kill(claimed.job, "lost", nobodys_app(), Limits(refused, 20))
+    assert bench.private(owner) == [payload(1)]
+
+
+def test_half_a_character_in_the_name_of_a_task_keeps_no_job(bench, owner, lose):
+    """JSON can hold it, and no command can: the job stayed with its worker."""
+    odd = payload(1, task="shop.\ud800")
+    [claimed] = bench.take(owner, odd)
+    assert lose(claimed.job) is None
+    assert bench.queue() == [odd]
+    [again] = bench.take(owner)
+    assert bench.driver.kill(again.job, "unreadable", nobodys_app()) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_superfetch.app.guard import limits_of
@@ -40,6 +41,29 @@ def test_a_limit_that_is_none_is_said_once_and_the_options_own_holds(limit, benc
     assert "strike_limit=4" in said
 
 
+def test_a_limit_that_is_a_property_and_raises_is_said_once_and_the_options_own_holds(caplog):
+    """It ended each worker at its start, and did not say which task it was."""
+    app = shop(3)
+
+    class Moody(type(app.tasks["shop.note"])):  # type: ignore[misc]
+        @property
+        def superfetch_strike_limit(self) -> int:
+            raise RuntimeError("no settings yet")
+
+        superfetch_stop_limit = superfetch_strike_limit
+
+    app.tasks.register(Moody())
+    app.tasks["shop.moody"] = moody = Moody()
+    moody.name = "shop.moody"
+    limits = limits_of(app)
+    for _ in range(2):
+        assert (limits.strikes("shop.moody"), limits.stops("shop.moody")) == (4, 50)
+    one, two = caplog.messages
+    assert "Task shop.moody: superfetch_strike_limit must be None or a whole number" in one
+    assert "got RuntimeError('no settings yet')" in one
+    assert "superfetch_stop_limit" in two
+
+
 @pytest.mark.parametrize("limit", [None, 1, 10], ids=repr)
 def test_a_limit_that_is_one_holds(limit):
     assert limits_of(shop(limit)).strikes("shop.note") == limit
@@ -72,7 +96,8 @@ def failing(name: str) -> Limits:
 
 
 def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench):
-    """Neither in its batch, nor behind it, nor in another list, nor of another owner."""
+    """Neither in its batch, nor behind it, nor in another list, nor of another owner. For itself
+    the options hold: else it would stay with its dead owner as long as its task is like that."""
     bad = payload("bad", task="shop.bad")
     good = [payload(number) for number in range(120)]
     owner = bench.dead_owner([*good[:60], bad, *good[60:119]], lists=["mail", "more"])
@@ -80,13 +105,48 @@ def test_a_job_that_cannot_be_decided_on_holds_up_no_other(bench):
     other = bench.dead_owner([payload("other")])
     reaper = bench.reaper(limits=failing("shop.bad"))
     report = reaper.reap()
-    assert bench.private(owner) == [bad], "where the next pass finds it"
-    assert report.recovered == 121
-    assert set(report.dead) == {owner.owner, other.owner}
-    assert set(bench.queue()) == {*good[:119], payload("other")}
-    assert bench.queue("more") == [good[119]]
-    assert bench.reaper().reap().recovered == 1, "its task was mended"
     assert bench.private(owner) == []
+    assert (report.recovered, report.errors) == (122, 1)
+    assert set(report.dead) == {owner.owner, other.owner}
+    assert set(bench.queue()) == {*good[:119], bad, payload("other")}
+    assert bench.queue("more") == [good[119]]
+
+
+def no_notice(queue_list: str) -> bytes:
+    raise ValueError(queue_list)
+
+
+@pytest.mark.parametrize("app_name", ["shop", "another"])
+def test_a_job_that_cannot_be_decided_on_is_dead_lettered_by_the_options(make_bench, app_name):
+    """Not by another app, which does not know its task."""
+    bench, bad = make_bench(strike_limit=1), payload("bad", task="shop.bad")
+    bench.dead_owner([bad], running=[bad], app=app_name)
+    report = bench.reaper(limits=failing("shop.bad")).reap()
+    assert (report.killed, report.recovered) == ((1, 0) if app_name == "shop" else (0, 1))
+
+
+def test_a_notice_that_cannot_be_made_keeps_no_job_with_its_dead_owner(make_bench, caplog):
+    bench = make_bench(strike_limit=1)
+    owner = bench.dead_owner([payload(1)], running=[payload(1)])
+    sender = object()
+    job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
+    report = bench.reaper(sender=sender, notice=no_notice).reap()
+    assert (report.killed, report.errors, bench.private(owner)) == (1, 1, [])
+    assert "its caller gets no failure notification" in caplog.text
+
+
+def test_a_server_that_refuses_decides_nothing(make_bench):
+    """The control: such a job stays where it is, and the next pass tries again."""
+    bench = make_bench(strike_limit=1)
+    owner = bench.dead_owner([payload(1)], running=[payload(1)])
+
+    def strikes(task: str | None) -> int:
+        raise redis.ResponseError("refused")
+
+    report = bench.reaper(limits=Limits(strikes, 20)).reap()
+    assert (report.killed, report.recovered) == (0, 0)
+    assert report.errors
+    assert bench.private(owner) == [payload(1)]
 
 
 def test_the_rest_of_a_pass_is_reached(bench):
@@ -97,9 +157,10 @@ def test_the_rest_of_a_pass_is_reached(bench):
     bench.client.lpop("mail")
     bench.killed(payload("old"))
     bench.die_at(next(iter(bench.dead_set.find())), 1)
-    bench.dead_owner([payload("bad", task="shop.bad")])
+    bad = payload("bad", task="shop.bad")
+    bench.dead_owner([bad])
     report = bench.reaper(limits=failing("shop.bad")).reap()
-    assert bench.queue() == [payload("late")]
+    assert set(bench.queue()) == {payload("late"), bad}
     assert len(bench.dead_set) == 0, "trimmed"
     assert report.errors
 

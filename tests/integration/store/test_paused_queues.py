@@ -135,4 +135,20 @@ def test_another_separator_is_another_name(make_bench):
     bench.push("mail:3", payload(1))
     bench.paused.pause("mail", "ann")
     assert bench.driver.claim(owner, ["mail", "mail:3"], 9).paused == {"mail", "mail:3"}
-    assert make_bench(sep="").driver.claim(owner, ["mail:3"], 9).jobs, "then it is a queue itself"
+    assert make_bench().driver.claim(owner, ["mail:3"], 9).jobs, "then it is a queue itself"
+
+
+@pytest.mark.parametrize("sep", [":", "\x06\x16"], ids=["colon", "default"])
+def test_a_separator_in_the_name_of_a_queue_ends_it_only_before_a_priority(make_bench, sep):
+    bench: Bench = make_bench(sep=sep)
+    queue, other = f"mail{sep}high", f"mail{sep}5"  # 5 is no priority that has a list
+    lists = ["mail", queue, f"{queue}{sep}3", other]
+    owner = bench.owner(lists=lists).owner
+    for name in lists:
+        bench.push(name, payload(name))
+    bench.paused.pause(queue, "ann")
+    claims = bench.driver.claim(owner, lists, 9)
+    assert claims.paused == {queue, f"{queue}{sep}3"}
+    assert {claimed.job.queue_list for claimed in claims.jobs} == {"mail", other}
+    with pytest.raises(BadQueue, match="is the list of one priority"):
+        bench.paused.pause(f"{queue}{sep}3", "ann")

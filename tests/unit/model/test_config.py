@@ -26,7 +26,7 @@ NUMBERS = sorted(DEFAULTS)
 def test_the_defaults_are_the_documented_ones():
     config = Config()
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    named = {"app_name", "global_keyprefix", "sep", "unknown_tasks"}
+    named = {"app_name", "global_keyprefix", "priority_steps", "sep", "unknown_tasks"}
     named |= {"accepted_findings"}
     assert set(TYPE_BY_OPTION) == set(DEFAULTS) | named
 
@@ -47,7 +47,12 @@ def test_steps_of_which_there_is_no_list_are_refused(steps):
 
 @pytest.mark.parametrize("steps", [[0], (0, 5), range(10), [0, 3, 6, 9]], ids=repr)
 def test_steps_as_kombu_takes_them_are_kept(steps):
-    assert Config.from_options({"priority_steps": steps}) == Config()
+    assert Config.from_options({"priority_steps": steps}).priority_steps == tuple(steps)
+
+
+def test_a_separator_has_to_separate():
+    with pytest.raises(ConfigError, match="'sep' must be a string of at least one character"):
+        Config(sep="")
 
 
 def test_what_becomes_of_unknown_tasks_is_one_of_two():
