@@ -81,6 +81,10 @@ def dead_set_of(app: Celery, pid: int) -> DeadSet:
     return DeadSet(app)
 
 
+class NoLongerAwaited(Exception):
+    """The job was retried or deleted while its notice ran: its caller is not to be informed."""
+
+
 class Announcement:
     """The announcement of one dead-lettered job.
 
@@ -139,7 +143,17 @@ class Announcement:
             if notice := running.get():  # the notice's run publishes the steps that the job did not
                 notice.earlier = job.steps
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
-            self._inform_caller(job)
+            try:
+                self._inform_caller(job)
+            except NoLongerAwaited:
+                logger.warning(
+                    "Failure notification for dead job %s stopped (dead_id=%s): the job was "
+                    "retried or deleted meanwhile. Its caller may not have been informed: unless "
+                    "the job was retried, do it yourself.",
+                    self.title,
+                    one_line(self.dead_id),
+                )
+                return
         self.dead.announced(job)
 
     def store_progress(self, *, failed: bool = False) -> None:
@@ -161,13 +175,21 @@ class Announcement:
                 exc,
             )
 
+    def _check_awaited(self, job: DeadJob) -> None:
+        """Raise NoLongerAwaited if the job has left the dead set, or has died again. A receiver or
+        the result backend may have taken long. If an operator retries the job meanwhile, it may
+        succeed, and its caller must not get a failure, nor its chord and errbacks."""
+        if not self.dead.awaits(job, self.notice_id):
+            raise NoLongerAwaited
+
     def _inform_caller(self, job: DeadJob) -> None:
-        """Store the failure and publish what follows it."""
+        """Store the failure and publish what follows it. Raises NoLongerAwaited."""
         self.stores = self._stores()
         # A careful run does not take the lock of the result backend (``backend_lock``): the run
         # that was killed may have left it locked.
         with nullcontext() if self.careful else backend_lock(self.dead.database):
             state = self._state(job)
+        self._check_awaited(job)
         if state == states.SUCCESS:  # it had succeeded, and only its ack was lost
             # Its run may have ended before it was counted in its chord, or before it published the
             # chord's body. Nothing can do that now, so the chord has to fail.
@@ -186,8 +208,10 @@ class Announcement:
             )
             return
         if not self.progress.called:
+            self._check_awaited(job)
             with self._publishing_followers():
                 self._chord_and_chain()
+                self._check_awaited(job)
                 self._errbacks()
             self.progress = self.progress._replace(called=True)
         if self.task is not None:  # None: a task of another app, which has its receivers and hook

@@ -202,13 +202,16 @@ class DeadSetStore(Structure):
         Celery id is the one to do so. Any producer can send a forged notice: it has another id, and
         is refused. If the job's record has no id of a notice, any notice is accepted, until the job
         is announced."""
-        if job.notice and job.notice != notice:
-            return False
-        return bool(self.client.sismember(self.keys.unannounced, job.id))
+        return (not job.notice or job.notice == notice) and self._informed(job, is_informed=False)
 
     def announced(self, job: DeadJob) -> None:
-        """Record that the caller of a job was informed."""
-        self.client.srem(self.keys.unannounced, job.id)
+        """Record that the caller of a job was informed. If the job was retried meanwhile and has
+        died again, its caller awaits another notice, and nothing is recorded."""
+        self._informed(job, is_informed=True)
+
+    def _informed(self, job: DeadJob, *, is_informed: bool) -> bool:
+        names = [self.keys.unannounced, self.keys.dead_jobs]
+        return bool(self.scripts.run("informed", names, [job.id, job.notice, int(is_informed)]))
 
     def store_progress(self, job: DeadJob, progress: Progress) -> bool:
         """Store in a job's record how far its announcement has come (``Progress``). Return False if

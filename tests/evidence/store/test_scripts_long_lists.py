@@ -33,7 +33,17 @@ from support.workers.bench import Bench
 MANY = 20_000
 
 #: Scripts whose lists are of one length, whatever a user does.
-OF_FIXED_LENGTH = {"kill", "lock", "lost", "passed", "probation", "progress", "retry", "shared"}
+OF_FIXED_LENGTH = {
+    "informed",
+    "kill",
+    "lock",
+    "lost",
+    "passed",
+    "probation",
+    "progress",
+    "retry",
+    "shared",
+}
 
 
 def many(prefix: str = "queue") -> list[str]:
