@@ -4,9 +4,9 @@ jobs of dead ones back on their queues.
 
 ``installation`` adds the task to each installed app. Beat, or another scheduler, calls
 ``ReapTask.apply_async``, which also moves parked jobs (scheduled for later) to their queues once
-they are due. A lock lets one message wait at a time. If beat dies between the lock and the message,
-or the message is lost, none is sent for an hour; workers reap by themselves meanwhile. A pass that
-dies with its process is not repeated: the next pass, of any reaper, finds what is left.
+they are due. A lock lets one message of an app wait at a time. If beat dies between the lock and
+the message, or the message is lost, none is sent for an hour; workers reap by themselves meanwhile.
+A pass that dies with its process is not repeated: the next pass, of any reaper, finds what is left.
 
 Modules of the reaper are imported where they are used: a producer, which only knows the task, does
 not load them.
@@ -30,7 +30,7 @@ from .quiet_trace import QuietTask
 
 logger = one_line_each(get_logger(__name__))
 
-LOCK_SENT = "sent"  # name of the lock that beat takes for a message, and the task's run releases
+APP_HEADER = "superfetch_app"  # header of the task's message: the name of the app that sent it
 LOGGER_OF_BEAT = "celery.beat"
 REAP_EXPIRES_S = 3600  # seconds until a message expires, and its lock, if no run has released it
 
@@ -55,17 +55,24 @@ class RoutineLines(logging.Filter):
 routine_lines = RoutineLines()
 
 
+def lock_of(app_name: str) -> str:
+    """Return the lock that an app's beat takes for a message, and the task's run releases. If apps
+    shared it, a message that no worker of one app consumes would keep back those of the others, for
+    an hour: an autoscaler would start no worker of these apps."""
+    return f"sent:{app_name}"
+
+
 class ReapTask(QuietTask):
     """The reap task: it is sent if an owner is registered and no message of it waits."""
 
     _last_tick = 0  # the last tick that the beat of this process has recorded
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        """Send the task; return None if no owner is registered, or a message of it waits already.
+        """Send the task; return None if no owner is registered, or a message of this app waits.
         Every scheduler of beat calls this. If no worker served the queue, messages would pile up,
         and an autoscaler that reads the queue's length would keep its workers."""
         # If the server cannot be asked, the task is sent: a worker runs it when the server is back.
-        wanted = True
+        wanted, app_name = True, self.app.main or ""
         with suppress(Exception), client_of(self.app) as client:
             from ..store.owner_registry import OwnerRegistry
             from ..store.parked_jobs import ParkedJobs
@@ -79,12 +86,15 @@ class ReapTask(QuietTask):
                 logging.getLogger(LOGGER_OF_BEAT).addFilter(routine_lines)
                 self._last_tick = Stats(database).record_tick(self._last_tick)  # for `status`
             wanted = OwnerRegistry(database).has_owners() and database.try_lock(
-                LOCK_SENT, REAP_EXPIRES_S
+                lock_of(app_name), REAP_EXPIRES_S
             )
         if not wanted:
             return None
+        headers = {**(options.pop("headers", None) or {}), APP_HEADER: app_name}
         try:
-            return super().apply_async(*args, **{"expires": REAP_EXPIRES_S, **options})
+            return super().apply_async(
+                *args, **{"expires": REAP_EXPIRES_S, **options, "headers": headers}
+            )
         except QueueNotFound as exc:
             logger.warning(
                 "Beat does not send %s: %s. Workers still recover the jobs of dead workers. To "
@@ -94,7 +104,7 @@ class ReapTask(QuietTask):
             )
         except Exception:
             with suppress(Exception), client_of(self.app) as client:
-                database_of(self.app, client).unlock(LOCK_SENT)
+                database_of(self.app, client).unlock(lock_of(app_name))
             raise
 
 
@@ -116,6 +126,8 @@ def add_reap_task(app: Celery) -> None:
         from .reaper import reaper_of, scheduled_pass
 
         with client_of(app) as client:
-            database_of(app, client).unlock(LOCK_SENT)
+            # Another app has sent it, if both use one queue.
+            sender = self.request.get(APP_HEADER, app.main or "")
+            database_of(app, client).unlock(lock_of(str(sender)))
             by = f"beat's task on {self.request.hostname}"
             return str(scheduled_pass(reaper_of(app, client), by))

@@ -43,6 +43,38 @@ def test_one_message_waits_at_most(due, bench, make_app):
     assert len(bench.queue("celery")) == 2, "the first has run as far as it knows"
 
 
+def named(make_app: Callable[..., Celery], name: str, queue: str) -> Celery:
+    app = make_app(conf={"task_default_queue": queue})
+    app.main = name
+    return app
+
+
+def test_a_message_that_no_worker_consumes_keeps_back_that_of_no_other_app(make_app, bench):
+    """An autoscaler that has stopped all workers of an app starts none without its message."""
+    bench.owner()
+    for name, queue in (("one", "ones"), ("two", "twos")):
+        app = named(make_app, name, queue)
+        for _ in range(2):
+            app.tasks[REAP_TASK].apply_async()
+    assert (len(bench.queue("ones")), len(bench.queue("twos"))) == (1, 1)
+
+
+def test_a_worker_of_another_app_that_runs_it_lets_the_sender_send_the_next(make_app, bench):
+    """If both use one queue."""
+    bench.owner()
+    one, two = named(make_app, "one", "both"), named(make_app, "two", "both")
+    one.tasks[REAP_TASK].apply_async()
+    [message] = bench.queue("both")
+    task = two.tasks[REAP_TASK]
+    task.push_request(**json.loads(message)["headers"])
+    try:
+        task.run()
+    finally:
+        task.pop_request()
+    one.tasks[REAP_TASK].apply_async()
+    assert len(bench.queue("both")) == 2
+
+
 def test_a_tombstone_is_looked_at_as_well(due, bench):
     """E1. What landed late in the lists of a reaped owner is drained by later passes."""
     bench.dead_owner()
