@@ -272,11 +272,16 @@ def keep_partial_results(pool: Any) -> None:
     begin = results._recv_message
     reading: dict[int, tuple[Any, Any]] = {}
 
+    def is_partial(message: Any) -> bool:
+        """Return whether the rest of a message is to be read. While its reader runs, a signal
+        handler has interrupted the handling of a message, mostly one that was read whole."""
+        return message.gi_frame is not None and not message.gi_running
+
     def begin_or_go_on(add_reader: Any, fd: int, callback: Any) -> Any:
         child = processes._fileno_to_outq[fd]
         whose, message = reading.get(fd, (None, None))
         # A reader is a generator. Make one if none is under way for this child.
-        if whose is not child or message.gi_frame is None:
+        if whose is not child or not is_partial(message):
             message = begin(add_reader, fd, callback, load=partial(unpickle_or_end, child))
             reading[fd] = child, message
         return message
@@ -286,7 +291,7 @@ def keep_partial_results(pool: Any) -> None:
     def finish_and_flush(child: Any) -> None:
         """Read what a dead child has written."""
         whose, message = reading.get(child.outqR_fd, (None, None))
-        if whose is child and message.gi_frame is not None:
+        if whose is child and is_partial(message):
             try:
                 next(message)  # up to the end of the result, or until the pipe is empty
             except StopIteration:
