@@ -50,8 +50,8 @@ class Retried:
     task: str | None = None  #: name of its task
     task_id: str | None = None  #: Celery's id of the task
     #: The queue list (the Redis list of one queue and priority) of the retry. If there is an
-    #: ``error``, the job was not put on that list. None: no such job was found, it left the dead set
-    #: meanwhile, or another retry has locked it.
+    #: ``error``, the job was not put on that list. None: no such job was found, it left the dead
+    #: set meanwhile, or another retry has locked it.
     queue: str | None = None
     #: The reason why it is still in the dead set, or gone; None if it is on its queue.
     error: str | None = None
