@@ -421,7 +421,13 @@ class Channel(FrugalChannel):
             return
         if fetch is not None and not self.closed:
             fetch.cancel()  # all lists
-        super().close()
-        if fetch is not None:
-            self.qos.requeue_strays()
-            fetch.upkeep.leave()
+        try:
+            super().close()
+        except BaseException:  # also the end of a greenlet, and what a signal handler raises
+            if fetch is not None:
+                self.qos.restore_unacked_once()  # kombu's close had not come to that
+            raise
+        finally:
+            if fetch is not None:
+                self.qos.requeue_strays()
+                fetch.upkeep.leave()

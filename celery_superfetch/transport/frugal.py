@@ -25,11 +25,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kombu.log import get_logger
 from kombu.transport import redis
+from redis.exceptions import RedisError
 
 from ..model.lazy import lazy_property
+from ..model.log_text import one_line_each
 from ..store.redis.connections import Params
 from ..store.redis.pools import SharedPool, shared_pool
+
+logger = one_line_each(get_logger(__name__))
 
 
 class FrugalChannel(redis.Channel):
@@ -132,5 +137,20 @@ class FrugalChannel(redis.Channel):
             # kombu deletes the bindings of this channel's broadcast queues (auto-delete) only if it
             # has a client for BRPOP.
             self.__dict__.setdefault("client", self._create_client())
-        super().close()
-        self._leave_pool()
+        try:
+            super().close()
+        except (RedisError, OSError) as exc:
+            # kombu has failed to delete the binding of a broadcast queue, or to read a BRPOP's
+            # reply, and has neither requeued the jobs nor closed the connections. It would not
+            # close the other channels of this connection either.
+            logger.info(
+                "Redis could not be reached while a channel was closed (%s): the binding of its "
+                "broadcast queue may stay there, which does no harm.",
+                exc,
+            )
+            # Without this client kombu tries neither again. The pool closes its connection.
+            self.__dict__.pop("client", None)
+            self._in_poll = None
+            super().close()
+        finally:
+            self._leave_pool()

@@ -6,8 +6,10 @@ import json
 
 import kombu
 import pytest
+from kombu.common import Broadcast
 
 from support.driver import Driver
+from support.interruption import interrupted
 from support.waiting import eventually
 from support.workers.bench import payload
 from support.workers.inbox import TRANSPORT, Inbox, publish
@@ -303,3 +305,40 @@ def test_what_a_read_has_claimed_by_then_overtakes_nothing_that_waits(url, bench
         inbox.settle_in()
         assert bench.queue() == raws
         assert bench.private(fetch.owner) == bench.landed(fetch.owner) == []
+
+
+def test_a_close_requeues_although_a_broadcast_queue_cannot_be_deleted(proxy, bench):
+    """kombu deletes the binding of such a queue first, and the server is away. The other channel of
+    the connection is closed, too, and what they held is sent as soon as there is a server."""
+    bench.push("mail", payload(1))
+    bench.push("slow", payload(2))
+    inbox = Inbox(proxy.url(), "mail", Broadcast("news", queue="news.mine"), prefetch=1)
+    other = kombu.Consumer(
+        inbox.connection.channel(),
+        [kombu.Queue("slow")],
+        prefetch_count=1,
+        on_message=inbox.messages.append,
+    )
+    other.consume()
+    inbox.receive(2)
+    upstream, proxy.upstream = proxy.upstream, ("127.0.0.1", 1)
+    proxy.cut()
+    inbox.connection.collect()  # Celery's close after a lost connection
+    assert inbox.channel.closed
+    assert other.channel.closed
+    proxy.upstream = upstream
+    with Inbox(proxy.url(), "mail", "slow", prefetch=2) as again:
+        again.receive(2)
+        assert sorted(again.ids()) == ["1", "2"]
+
+
+def test_a_close_that_is_interrupted_requeues_all_the_same(proxy, bench):
+    """A signal handler raises while kombu waits for the delete of the binding."""
+    bench.push("mail", payload(1))
+    inbox = Inbox(proxy.url(), "mail", Broadcast("news", queue="news.mine"), prefetch=1)
+    inbox.receive(1)
+    proxy.hold_at(lambda words: b"_kombu.binding.news" in words, carried_out=True)
+    with interrupted():
+        inbox.channel.close()
+    assert bench.queue() == [payload(1)]
+    inbox.close()
