@@ -420,6 +420,10 @@ class Driver:
         """Change the time from a reconcile to its second check."""
         monkeypatch.setattr(lost_claims, "LATE_CLAIM", seconds)
 
+    def expect_late(self) -> None:
+        """Note that a read was closed which may still bring a job."""
+        self._in_flight.expect_late()
+
     def forget_acks(self) -> None:
         """Forget which claims were acked a moment ago."""
         self._in_flight.pending.recently_acked.clear()

@@ -164,6 +164,10 @@ class InFlight:
         """Return whether a reply was lost since the last reconcile, or its second check is due."""
         return self.lost_claims.due
 
+    def expect_late(self) -> None:
+        """Make a second check due: a blocking read that was closed may still bring a job."""
+        self.lost_claims.expect_late()
+
     def release_due(self) -> None:
         """Move parked jobs that are due to their queues, also those that other workers parked."""
         asked, parking = clock(), self.pending.parking

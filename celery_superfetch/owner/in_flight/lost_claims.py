@@ -3,10 +3,11 @@ to a claim, the private list on the server (the jobs that this owner has claimed
 have no lease here, and so would never run. They are requeued.
 
 The fetch loop calls ``reconcile`` (through ``Owner``) after a lost reply, and a minute later for a
-second check, in the thread of the consumer's loop. An owner that leaves calls it, too. The lock of
-the leases is held over all its round trips, so that no job is claimed or acked in between. Each
-move is atomic. If the process dies before a reconcile or in the middle, the reaper takes the jobs
-that are left from the private list and the landing lists.
+second check, in the thread of the consumer's loop; after the close of a read that the server may
+not have ended only for that check. An owner that leaves calls it, too. The lock of the leases is
+held over all its round trips, so that no job is claimed or acked in between. Each move is atomic.
+If the process dies before a reconcile or in the middle, the reaper takes the jobs that are left
+from the private list and the landing lists.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class LostClaims:
         self.pending, self.leases, self.lists = pending, pending.leases, pending.lists
         #: When the second check is due (monotonic s); infinite: none is.
         self._second_check_at = math.inf
+        #: No second check before this time is the last one (monotonic s); see ``expect_late``.
+        self._may_land_until = 0.0
 
     @property
     def due(self) -> bool:
@@ -46,6 +49,13 @@ class LostClaims:
         """Return whether the server surely has no claim of this process without a lease, and no
         earlier command can still bring one."""
         return not self.pending.needs_reconcile and self._second_check_at == math.inf
+
+    def expect_late(self) -> None:
+        """Make a second check due, since a blocking read that was closed may still bring a job: the
+        server may not have ended it. If another read is closed before that check, it is not the
+        last one."""
+        self._may_land_until = monotonic() + LATE_CLAIM
+        self._second_check_at = min(self._second_check_at, self._may_land_until)
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
         """Requeue two kinds of jobs, and return how many: those in the landing lists, where
@@ -76,7 +86,7 @@ class LostClaims:
                 raise
             # If this was the second check of an earlier loss, and another reply was lost meanwhile,
             # the new loss needs a second check of its own.
-            is_last = is_second and not was_lost
+            is_last = is_second and not was_lost and monotonic() >= self._may_land_until
             self._second_check_at = math.inf if is_last else monotonic() + LATE_CLAIM
             return requeued_count
 

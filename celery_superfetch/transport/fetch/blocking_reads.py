@@ -365,11 +365,14 @@ class BlockingReads:
             self._remove(read)
 
     def _remove(self, read: BlockingRead) -> None:
-        """Close a connection and forget it."""
+        """Close a connection and forget it. If the server may not have ended the read (it forbids
+        CLIENT KILL, and a proxy keeps its own connection), a job may land for ``BLOCK_TIMEOUT``: a
+        second check of the owner requeues it."""
         self._reads.remove(read)
         self.poller.unwatch(read.fd)
         if not read.close():
             self.may_land_later = True
+            self.owner.leases.expect_late()
 
     def _learn_of(self, lists: Sequence[str], are_few: bool) -> None:
         """Learn of jobs in these queue lists, on which no read waits: by key tracking if few owners

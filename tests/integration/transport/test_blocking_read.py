@@ -13,6 +13,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from celery_superfetch.owner.owner import BLOCK_TIMEOUT
 from celery_superfetch.store.redis.clients import cut, run_id, unblock
 from celery_superfetch.transport.fetch.blocking_reads import BlockingRead
+from support.driver import Driver
 from support.interruption import interrupted
 from support.servers.commands import blocked, calls
 from support.servers.proxy import FaultProxy
@@ -224,6 +225,23 @@ def test_what_has_landed_by_a_read_that_is_closed_goes_back(fresh_server):
         eventually(lambda: not bench.queue(), message="it has landed")
         reads.call_off(reads.armed)
         assert bench.queue() == [payload(1)]
+        inbox.receive(1)
+
+
+def test_what_lands_by_a_read_that_a_proxy_keeps_goes_back(fresh_server, monkeypatch):
+    """The service allows neither CLIENT UNBLOCK nor CLIENT KILL, and its proxy keeps the BLMOVE of
+    a read that was closed: it moves a job when all that was due at the close is done."""
+    server = fresh_server()
+    bench = Bench(server.client())
+    forbidden = ["-client|unblock", "-client|kill"]
+    server.client().execute_command("ACL", "SETUSER", "default", *forbidden)
+    with Inbox(server.url()) as inbox:
+        reads, owner = inbox.channel.fetch.reads, inbox.channel.owner
+        eventually(lambda: inbox.turn() or len(reads.armed) == 4)
+        Driver.of(owner).second_check_after(monkeypatch, 2)
+        reads.call_off(reads.armed)
+        owner.catch_up()
+        bench.land(owner, "mail", payload(1))
         inbox.receive(1)
 
 

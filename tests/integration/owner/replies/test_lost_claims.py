@@ -140,6 +140,23 @@ def test_a_claim_that_arrives_after_the_look_is_found_by_the_second_one(hasty, o
     always(lambda: not held.is_reconcile_due, during=0.5)
 
 
+def test_a_read_that_is_closed_before_the_check_has_one_of_its_own(hasty, owner, monkeypatch):
+    """If it only put the check off, a worker that closes one with each job would never make it."""
+    held = hasty.driver
+    held.second_check_after(monkeypatch, 0.2)
+    held.expect_late()
+    assert not held.is_reconcile_due
+    eventually(lambda: held.is_reconcile_due)
+    held.expect_late()
+    assert held.is_reconcile_due, "it is not put off"
+    assert held.reconcile(owner.owner, {"mail": 0}) == 0
+    hasty.land(owner, "mail", payload(1))
+    eventually(lambda: held.is_reconcile_due)
+    assert held.reconcile(owner.owner, {"mail": 0}) == 1
+    assert hasty.queue() == [payload(1)]
+    always(lambda: not held.is_reconcile_due, during=0.5)
+
+
 def test_an_ack_beside_a_start_that_is_said_again_is_no_alarm(server, hasty, owner, lost):
     """The server has carried out the start, and its answer was lost."""
     held = hasty.driver
