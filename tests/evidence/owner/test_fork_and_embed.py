@@ -163,10 +163,12 @@ def test_a_second_embedded_worker_runs_jobs_while_the_first_ends(program):
     assert process.wait_exit() == 0
 
 
-def test_an_embedded_worker_that_has_ended_settles_what_the_server_refused(program):
+def test_an_embedded_worker_that_has_ended_settles_what_the_server_refused(
+    fresh_server, keep, tmp_path
+):
     """The ack of its last job was refused, and no thread sent it again: the job, and the owner with
     its heartbeats, stayed until the process ended."""
-    process = program("embed_refused")
+    process = keep(Program(fresh_server().url(), tmp_path, "embed_refused"))
     assert process.wait_said("refused")["private"] == 1
     said = process.wait_said("end")
     assert (said["private"], said["owners"]) == (0, 0)
