@@ -122,7 +122,7 @@ class Driver:
         """Return the names of the calls that a send would make for jobs in some states, in their
         order. Nothing is sent."""
         leases = [
-            Lease(job, counters, State[state], has_waiting_note=has_waiting_note, due_ms=1)
+            Lease(job, counters, state=State[state], has_waiting_note=has_waiting_note, due_ms=1)
             for job, state in zip(jobs, states, strict=True)
         ]
         moves, others = self._in_flight.pending._commands_for(leases)
