@@ -114,7 +114,7 @@ class Truth(Known):
             self.owners.discard(owner)
 
     def _claim(self, call: Call, reply: Any) -> None:
-        owner, number, (*named,) = call.args[0], call.args[8], call.args[10:]
+        owner, number, (*named,) = call.args[0], call.args[8], call.args[11:]
         landed = {at: (size, end) for at, size, end in chunks(named, 3)}
         assert (reply is not None) == (owner in self.owners)
         if reply is None:
