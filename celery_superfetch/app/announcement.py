@@ -82,7 +82,8 @@ def dead_set_of(app: Celery, pid: int) -> DeadSet:
 
 
 class NoLongerAwaited(Exception):
-    """The job was retried or deleted while its notice ran: its caller is not to be informed."""
+    """The job left the dead set (retried, deleted or dropped at a limit), or died again, while its
+    notice ran: its caller is not to be informed."""
 
 
 class Announcement:
@@ -148,8 +149,8 @@ class Announcement:
             except NoLongerAwaited:
                 logger.warning(
                     "Failure notification for dead job %s stopped (dead_id=%s): the job was "
-                    "retried or deleted meanwhile. Its caller may not have been informed: unless "
-                    "the job was retried, do it yourself.",
+                    "retried, deleted or dropped at a limit meanwhile. Its caller may not have "
+                    "been informed: unless the job was retried, do it yourself.",
                     self.title,
                     one_line(self.dead_id),
                 )
