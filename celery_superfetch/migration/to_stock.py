@@ -79,7 +79,7 @@ class Rollback:
         self.registry = reaper.registry
         self.lists = PrivateLists(reaper.database)
         self.onlooker = Onlooker(reaper.registry)  # watches owners over all calls of ``run``
-        self._has_registered = False  # unknown owners have been looked for
+        self._has_registered = False  # unknown owners have been looked for, or that has failed
 
     def run(self, *, force: bool = False, dry_run: bool = False) -> RolledBack:
         """Requeue the jobs of dead owners, on probation and scheduled.
@@ -95,9 +95,10 @@ class Rollback:
         # Only before the first look. SCAN takes long in a large database: if it ran between two
         # looks, the watch would begin again with each, and find no worker of another host dead.
         if not dry_run and not self._has_registered:
-            with errors.logging_errors("workers that are not registered"):  # SCAN may be forbidden
+            # Also after an error: where SCAN is forbidden, each look would log the same one.
+            self._has_registered = True
+            with errors.logging_errors("workers that are not registered"):
                 self.reaper.register_unknown()
-                self._has_registered = True
         judged = self.onlooker.judge_owners()
         report.alive = self._rows([judgement for judgement in judged if not judgement[2].dead])
         if report.alive and not force and not dry_run:

@@ -354,6 +354,22 @@ def test_unknown_owners_are_looked_for_before_the_watch_and_not_during_it(own):
     assert eventually(patient.run, every=0.1).requeued == 1
 
 
+def test_where_scan_is_forbidden_the_looks_together_log_that_once(own, caplog):
+    """Each look of a long wait logged the same error. The rollback still ends with an error: the
+    count of what is left needs SCAN, too."""
+    bench = Bench(own, heartbeat_interval=0.2, owner_ttl=0.4)
+    bench.give(bench.owner(elsewhere("web7")).owner, "mail", jobs("a"))
+    own.execute_command("ACL", "SETUSER", "default", "-scan")
+    patient = rollback(bench)
+    for _ in range(2):
+        with pytest.raises(StillInUse, match="web7"):
+            patient.run()
+    assert caplog.text.count("workers that are not registered") == 1
+    report = eventually(patient.run, every=0.1)
+    assert (report.requeued, report.errors) == (1, 1)
+    assert caplog.text.count("workers that are not registered") == 1
+
+
 def test_the_wait_begins_after_the_first_try():
     """The first try may last as long as the wait: the message that names the seconds to wait would
     name too few."""
