@@ -128,7 +128,8 @@ class Settlement:
                 kills = decide(latest) is Decision.KILL and rules.decide(latest) is Decision.KILL
                 if not kills:
                     return None
-                if done := self._carry_out(lease, latest, Decision.KILL, notice=rules.notice):
+                done = self._carry_out(lease, latest, Decision.KILL, notice=rules.notice)
+                if done or lease.is_gone:
                     return done
             return None
 
@@ -218,7 +219,7 @@ class Settlement:
     ) -> Outcome | None:
         """Decide on a job by ``rules`` and carry the decision out. If the job's counters have
         changed in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of
-        the decisions was carried out: the job is requeued then, if it is still this owner's.
+        the decisions was carried out: the job is requeued then, unless ownership was lost.
 
         If an earlier call recovered the job and only its reply was lost, the job's history on the
         server has an entry of this claim. Then nothing is done, so that the job is not counted
@@ -234,11 +235,13 @@ class Settlement:
                 self.in_flight.drop(lease)
                 latest = self._recovery(lease, reason, Running(), rules.limits).latest()
                 return Outcome(latest, b"ok")
-            if done := self._carry_out(
-                lease, recovery, rules.decide(recovery), notice=rules.notice
-            ):
+            decision = rules.decide(recovery)
+            done = self._carry_out(lease, recovery, decision, notice=rules.notice)
+            # If ownership was lost, the lease is gone. Another try would call the receivers of
+            # ``job_recovering`` for a job that is another owner's.
+            if done or lease.is_gone:
                 return done
-        # Ownership was lost, or other owners change its counters without end.
+        # Other owners change its counters without end.
         self.in_flight.requeue([lease])
         return None
 

@@ -95,6 +95,42 @@ def test_a_job_that_lost_its_child_and_was_taken_away_is_announced(bench, owner,
     assert bench.counters(payload(1)) == Counters()
 
 
+@pytest.mark.parametrize("taken", [True, False], ids=["taken away", "control"])
+def test_receivers_are_asked_once_about_a_job_that_was_taken_away(bench, owner, lose, lost, taken):
+    """They were asked five times, for a job that is another owner's."""
+    sender, asked = nobodys_app(), []
+    [claimed] = bench.take(owner, payload(1))
+
+    def answer(recovery: Recovery, **_: object) -> None:
+        asked.append(recovery.title)
+
+    job_recovering.connect(answer, sender=sender)
+    if taken:
+        bench.client.delete(bench.keys.private(owner.owner))
+    assert lose(claimed.job, sender) is None
+    assert asked == [claimed.job.title]
+    assert lost == ([lost_job(claimed.job)] if taken else [])
+    assert bench.queue() == ([] if taken else [payload(1)])
+
+
+def test_receivers_are_asked_once_about_a_job_over_its_limit_that_was_taken_away(
+    bench, owner, lose
+):
+    sender, asked = nobodys_app(), []
+
+    def kill(recovery: Recovery, **_: object) -> Decision:
+        asked.append(recovery.strikes)
+        return Decision.KILL
+
+    job = spared(bench, owner, lose)
+    job_recovering.connect(kill, sender=sender)
+    bench.client.delete(bench.keys.private(owner.owner))
+    assert bench.driver.kill_if_over_limit(job, sender, Limits.of(bench.config)) is None
+    assert asked == [3]
+    assert job not in bench.driver
+    assert len(bench.dead_set) == 0
+
+
 def test_a_lost_child_of_a_job_that_was_announced_as_lost_is_no_news(bench, owner, lose, lost):
     [claimed] = bench.take(owner, payload(1))
     bench.hand_over(claimed)
