@@ -379,13 +379,13 @@ class Owner:
         self.leases.write_log()  # the lines of what the channel requeued when it closed
         if not self.name:  # no longer registered: the maintenance thread passes over this owner
             self.leases.announce()
-        elif (exc or not self.leases.is_empty or self.deferred_calls) and not self.executor.endless:
+        elif not self.executor.endless:
             self.leave_later()
 
     def leave_later(self) -> None:
         """Start a thread that tries to leave each second, unless a channel joins before. Without it
-        the jobs that the server refused to take back would stay here, and be reported alive by
-        heartbeats, until the process ends."""
+        the jobs that the server refused to take back, or that landed late, would stay here, and be
+        reported alive by heartbeats, until the process ends."""
         with self._lock:
             runs = self._late_leave is not None and self._late_leave.is_alive()
             if self.name and not self._lists_by_user and not runs:
@@ -409,8 +409,12 @@ class Owner:
             self._settle()
             with self._lock:  # a channel that joins at this moment waits, and registers again
                 if not self._lists_by_user and self.name and self.leases.is_empty:
-                    self._end()
-                    has_left, self._late_leave = True, None
+                    self._end(logging.DEBUG)
+                    has_left = not self.name
+                    if has_left:
+                        self._late_leave = None
+                    else:  # a read or a late command has brought a job: it is requeued next time
+                        self.leases.needs_reconcile = True
         except (RedisError, OSError) as exc:
             logger.debug("Owner could not leave yet (owner=%s): %s.", owner, exc)
         self.leases.announce()
@@ -475,17 +479,19 @@ class Owner:
                     self._heartbeat_thread.stopped = True
         self.leases.announce()
 
-    def _end(self) -> None:
-        """Unregister. If a blocking read may still bring a job, leave a tombstone for so long: the
-        reads of a channel that was never closed wait until the process is gone, and a job that
-        lands for an owner without a tombstone is found by no reaper."""
+    def _end(self, level: int = logging.WARNING) -> None:
+        """Unregister, unless the server has jobs of this owner; that is logged at ``level``. If a
+        blocking read may still bring a job, leave a tombstone for so long: the reads of a channel
+        that was never closed wait until the process is gone, and a job that lands for an owner
+        without a tombstone is found by no reaper."""
         owner = self.name
         tombstone = max(0.0, self._may_land_until - monotonic())
         if self.armed_reads:
             tombstone = BLOCK_TIMEOUT
         left = self._by_heartbeat_thread(partial(self.heartbeat_session.leave, tombstone))
         if left > 0:
-            logger.warning(
+            logger.log(
+                level,
                 "Worker leaves with jobs in flight (owner=%s, jobs=%d) and stays registered: "
                 "another worker recovers them when this process has ended.",
                 owner,

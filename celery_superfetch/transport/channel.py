@@ -419,13 +419,17 @@ class Channel(FrugalChannel):
             # are the parent's.
             self.closed = True
             return
-        if fetch is not None and not self.closed:
-            fetch.cancel()  # all lists
         try:
+            if fetch is not None and not self.closed:
+                fetch.cancel()  # all lists
             super().close()
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
             if fetch is not None:
-                self.qos.restore_unacked_once()  # kombu's close had not come to that
+                # The interrupted calls had not come to these. The closed reads make a reconcile
+                # due, by which ``leave`` requeues a job that has landed meanwhile.
+                fetch.reads.close()
+                fetch.requeue_unseen()
+                self.qos.restore_unacked_once()
             raise
         finally:
             if fetch is not None:

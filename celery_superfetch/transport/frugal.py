@@ -144,8 +144,8 @@ class FrugalChannel(redis.Channel):
             # reply, and has neither requeued the jobs nor closed the connections. It would not
             # close the other channels of this connection either.
             logger.info(
-                "Redis could not be reached while a channel was closed (%s): the binding of its "
-                "broadcast queue may stay there, which does no harm.",
+                "Redis did not answer, or refused a command, while a channel was closed (%s): the "
+                "binding of its broadcast queue may stay there, which does no harm.",
                 exc,
             )
             # Without this client kombu tries neither again. The pool closes its connection.

@@ -97,8 +97,11 @@ class Upkeep:
         """Requeue the jobs that the server has for this owner and that have no lease in this
         process; then start the jobs that waited for that."""
         # The reads are closed first: a job that a read has brought and not reported yet is in its
-        # landing list then, and is requeued with the others.
-        self.reads.close()
+        # landing list then, and is requeued with the others. The second check, a minute later,
+        # leaves them: a closed read makes a reconcile due, so an idle owner would close and open
+        # its reads each minute for ever.
+        if self.owner.leases.needs_reconcile:
+            self.reads.close()
         if requeued_count := self.owner.reconcile():
             logger.info(
                 "Jobs requeued without a strike (jobs=%d, owner=%s): Redis had moved them to this "

@@ -245,6 +245,21 @@ def test_what_lands_by_a_read_that_a_proxy_keeps_goes_back(fresh_server, monkeyp
         inbox.receive(1)
 
 
+def test_an_idle_consumer_ends_its_checks_after_a_lost_reply_and_leaves_its_reads(url, monkeypatch):
+    """The second check closed the reads, which made the next reconcile due: each idle owner opened
+    its connections anew each minute, for ever."""
+    with Inbox(url) as inbox:
+        driver, reads = Driver.of(inbox.channel.owner), inbox.channel.fetch.reads
+        driver.second_check_after(monkeypatch, 1)
+        eventually(lambda: inbox.turn() or len(reads.armed) == 4)
+        driver.needs_reconcile = True
+        eventually(lambda: inbox.turn() or driver.awaits_second_check, message="the first")
+        eventually(lambda: inbox.turn() or len(reads.armed) == 4, message="its reads wait again")
+        armed = {*reads.armed}
+        eventually(lambda: inbox.turn() or not driver.awaits_second_check, message="the second")
+        assert {*reads.armed} == armed
+
+
 @pytest.mark.parametrize("forbidden", ["-client|setinfo", "-client|kill", "-client|list"])
 def test_a_read_that_is_closed_says_whether_a_claim_may_land_afterwards(fresh_server, forbidden):
     """If it said no where the server has cut nothing, its owner would leave no tombstone, and a

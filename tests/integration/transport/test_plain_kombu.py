@@ -260,3 +260,24 @@ def test_a_process_may_end_while_an_owner_cannot_leave(refusing):
     there = Bench(server.client())
     assert (there.queue(), left_over(there)) == ([payload(1)], set())
     eventually(lambda: not leaving())
+
+
+def test_a_job_that_lands_just_before_an_owner_unregisters_is_requeued(url, bench, monkeypatch):
+    """A read that a proxy keeps brings it. The owner stayed registered with it, and sent heartbeats
+    for it until the process ended."""
+    inbox = Inbox(url, prefetch=1).settle_in()
+    owner = inbox.channel.fetch.owner
+    session = owner.heartbeat_session
+    leave = session.leave
+
+    def land_and_leave(tombstone_s: float) -> int:
+        monkeypatch.setattr(session, "leave", leave)
+        bench.land(owner, "mail", payload(1))
+        return leave(tombstone_s)
+
+    monkeypatch.setattr(session, "leave", land_and_leave)
+    inbox.close()
+    assert owner.name, "it has to stay"
+    eventually(lambda: bench.queue() == [payload(1)], 15)
+    eventually(lambda: not bench.registry.owners(), 5)
+    eventually(lambda: not leaving())

@@ -332,6 +332,23 @@ def test_a_close_requeues_although_a_broadcast_queue_cannot_be_deleted(proxy, be
         assert sorted(again.ids()) == ["1", "2"]
 
 
+def test_a_close_that_is_interrupted_as_it_ends_its_reads_requeues_all_the_same(proxy, bench):
+    """A signal handler raises while the close waits for the end of a blocking read, before kombu's
+    close. The process continues with another consumer, of the same owner."""
+    bench.push("mail", payload(1))
+    inbox = Inbox(proxy.url(), prefetch=5)
+    inbox.receive(1)
+    inbox.settle_in()
+    assert inbox.channel.fetch.reads.armed
+    proxy.hold_at(lambda words: b"UNBLOCK" in words, carried_out=False)
+    with interrupted():
+        inbox.connection.close()
+    bench.push("mail", payload(2))
+    with Inbox(proxy.url(), prefetch=5) as other:
+        other.receive(2)
+        assert sorted(other.ids()) == ["1", "2"]
+
+
 def test_a_close_that_is_interrupted_requeues_all_the_same(proxy, bench):
     """A signal handler raises while kombu waits for the delete of the binding."""
     bench.push("mail", payload(1))
