@@ -27,6 +27,7 @@ Foreign names:
 celery worker.request:Request.
     run a part of a chord again: _success_was_stored()>=5.7
     requeue what Celery cancels: _already_cancelled _announce_cancelled()
+    keep a revoked job until its state is stored: _announce_revoked(r,t,s,e)
     hand its job to the pool: _apply_result
 celery
     hand its job to the pool: app.trace:fast_trace_task(task,uuid,request,body,type,encoding)
@@ -87,6 +88,9 @@ ASKS_FIRST = "celery.worker.strategy:default"
 
 EXITED = "Worker exited prematurely: "  # how billiard's message begins
 
+#: Seconds between two tries to store that a job was revoked, while the result backend is away.
+REVOKED_RETRY_S = 10.0
+
 #: Headers of one delivery, which the message of a retry of the job must not have.
 OF_THE_DELIVERY = frozenset({DELIVERY, "redelivered"})
 
@@ -99,6 +103,7 @@ class LeasedRequest(Request):
     after process. This class recovers the job with a strike, so that the guard can end that.
     """
 
+    acknowledged: bool
     delivery: Any  # a ``Delivery``; None for a message that was not claimed (a broadcast)
     #: Until when the pool may begin (by ``clock`` of ``model/start_permit.py``). 0.0: the gate has
     #: not let the job start.
@@ -327,6 +332,43 @@ class LeasedRequest(Request):
         except NotImplementedError:  # of a thread, which goes on
             self._is_terminated = False
             raise
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Store and announce that the job is revoked or has expired, and ack it. If that fails
+        before its run, schedule the job: it is discarded when the result backend is back.
+
+        Celery does not catch an error of the backend. An error of Redis would be taken for a lost
+        connection to the broker, and another error would end the worker. The job would be requeued,
+        and would do the same to the next worker.
+        """
+        try:
+            super()._announce_revoked(reason, terminated, signum, expired)
+        except Exception as exc:
+            if terminated:  # ``on_failure`` settles it as its run ends
+                raise
+            if self.delivery is None or self.acknowledged:
+                # A broadcast, or a job with early ack that has returned from the pool. It cannot be
+                # scheduled, so it ends without a result.
+                logger.warning(
+                    "Job %s is discarded (%s), but the result backend could not store that: %s. "
+                    "Check the result backend. The job does not run, and its caller may wait.",
+                    self.title,
+                    reason,
+                    describe(exc),
+                )
+                self.acknowledge()
+                return
+            self.acknowledged = True
+            self.delivery.postpone(REVOKED_RETRY_S)
+            logger.warning(
+                "Job %s is to be discarded (%s), but the result backend could not store that: %s. "
+                "It is tried again in %d s. Check the result backend. The job does not run "
+                "meanwhile.",
+                self.title,
+                reason,
+                describe(exc),
+                REVOKED_RETRY_S,
+            )
 
     @property
     def title(self) -> str:

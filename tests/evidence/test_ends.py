@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from celery_superfetch.store.runs import Runs, RunSums
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.bench import Bench
 
 
@@ -64,6 +64,75 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     eventually(db.settled)
     assert not db.running()
     assert ledger.runs()["odd"] == (3 if end == "timed out" else 1)
+
+
+#: Any error of the backend becomes Celery's own one, which is not one of a server.
+OTHER_ERROR = {"result_backend_always_retry": True, "result_backend_max_retries": 1}
+UNSTORED = "is to be discarded (expired), but the result backend could not store that"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("conf", [{}, OTHER_ERROR], ids=["", "not an error of a server"])
+def test_an_expired_job_waits_for_the_result_backend_and_holds_up_no_other(
+    worker, app, make_app, fresh_server, ledger, db, pool, conf
+):
+    """Each try was taken for a lost connection to the broker, and no other job ran. Another error
+    ended one worker after another."""
+    results = fresh_server()
+    results.stop()
+    conf = {**IMPATIENT, **conf}
+    one = worker(app="features", pool=pool, concurrency=1, result_url=results.url(), conf=conf)
+    late = [app.send_task(name, ("late",), expires=-1) for name in ("shop.note", "features.early")]
+    others = [f"other {number}" for number in range(5)]
+    for job in others:
+        app.send_task("shop.note", (job,), ignore_result=True)
+    eventually(lambda: {*others} <= ledger.finishes().keys())
+    eventually(lambda: one.log().count(UNSTORED) >= 4, 30, message="each is tried again")
+    assert "Connection to broker lost" not in one.log()
+    results.start()
+    reader = make_app(superfetch=False, conf={"result_backend": results.url()})
+    for job in late:
+        eventually(lambda id=job.id: reader.AsyncResult(id).state == "REVOKED", 30)
+    eventually(lambda: db.settled() and not db.parked())
+    assert one.alive()
+    assert not [*db.strikes(), *db.dead(), *db.on_probation()]
+    assert ledger.runs() == dict.fromkeys(others, 1)
+
+
+def test_the_control_takes_it_for_a_lost_connection_to_the_broker(
+    worker, app, fresh_server, ledger
+):
+    results = fresh_server()
+    results.stop()
+    env = {"WITHOUT": "parked_revocations"}
+    one = worker(concurrency=1, result_url=results.url(), conf=IMPATIENT, env=env)
+    app.send_task("shop.note", ("late",), expires=-1)
+    eventually(lambda: one.log().count("Connection to broker lost") >= 3, 30)
+    app.send_task("shop.note", ("other",), ignore_result=True)
+    always(lambda: "other" not in ledger.starts(), during=3)
+
+
+@pytest.mark.parametrize("task", ["shop.note", "features.early"])
+def test_a_job_that_is_revoked_before_its_eta_waits_for_the_result_backend_too(
+    worker, app, make_app, fresh_server, shop, ledger, db, task
+):
+    results = fresh_server()
+    one = worker(app="features", concurrency=1, result_url=results.url(), conf=IMPATIENT)
+    job = app.send_task(task, ("late",), countdown=4)
+    one.wait_log("received")
+    app.control.revoke(job.id)
+    one.wait_log("flagged as revoked")
+    results.stop()
+    one.wait_log("is to be discarded (revoked)", 30)
+    shop.note.apply_async(("other",), ignore_result=True)
+    eventually(lambda: "other" in ledger.finishes())
+    assert "Connection to broker lost" not in one.log()
+    results.start()
+    reader = make_app(superfetch=False, conf={"result_backend": results.url()})
+    eventually(lambda: reader.AsyncResult(job.id).state == "REVOKED", 30)
+    eventually(lambda: db.settled() and not db.parked())
+    assert not [*db.strikes(), *db.dead()]
+    assert ledger.runs() == {"other": 1}
 
 
 #: Longer than this test: what is there has been counted when the worker stopped.

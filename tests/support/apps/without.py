@@ -54,6 +54,7 @@ from celery_superfetch.worker import (
     pool_adapter,
     pool_process,
     prefork,
+    request,
     run_job,
     scheduled_jobs,
     unknown_tasks,
@@ -376,6 +377,11 @@ def time_limits() -> None:
 def greenlet_kills() -> None:
     """Whoever kills the greenlet of a job is taken for Celery."""
     in_process._is_greenlet_kill = lambda error: False
+
+
+def parked_revocations() -> None:
+    """The error of a result backend that cannot store a revocation goes on to Celery."""
+    request.LeasedRequest._announce_revoked = request.Request._announce_revoked
 
 
 def refused_forks() -> None:
