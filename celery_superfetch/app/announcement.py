@@ -142,6 +142,7 @@ class Announcement:
         if None not in (job.task, job.task_id) and ENDED_BY_SUCCESSOR not in job.steps:
             self.request = request_of(self.app, job, with_body=not self.careful)
             if notice := running.get():  # the notice's run publishes the steps that the job did not
+                notice.is_impatient = True
                 notice.earlier = job.steps
                 notice.seed = seed_of(self.request.properties or {}, str(job.task_id))
             try:

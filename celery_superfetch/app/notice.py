@@ -35,6 +35,7 @@ from ..model.foreign import loggable
 from ..model.log_text import one_line_each
 from ..store.database import Database
 from .backend_lock import LOCK_WAIT_S, NotNow, held_off, pause
+from .patient_calls import NotSent
 from .queues import list_names_of
 
 logger = one_line_each(get_logger(__name__))
@@ -103,7 +104,9 @@ def add_announce_task(app: Celery) -> None:
             raise Postponed(
                 "another failure notification waits for the result backend", pause()
             ) from None
-        except Exception:  # a result backend raises errors of its own library
+        # A result backend raises errors of its own library. After NotSent the notice would be
+        # requeued at once, without its progress: its next run would call the receivers again.
+        except (Exception, NotSent):
             seconds = pause() * 2 ** min(announcement.progress.failures, DOUBLINGS_MAX)
             logger.exception(
                 "Failure notification for dead job %s failed: its caller is not informed yet. "

@@ -4,7 +4,8 @@ server takes them, the job has not ended.
 
 The scripts of ``chords``, and a result backend that ``result_backends`` has patched, call
 ``patiently`` in the process, thread or greenlet that runs the job. ``sender`` raises ``NotSent``
-for a step. If the process dies meanwhile, the job was not acked: it is recovered, and runs again.
+for a step. A notice (the job that announces a dead-lettered job) does not wait: ``notice`` parks
+it. If the process dies meanwhile, the job was not acked: it is recovered, and runs again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PATIENCE_S = 60.0  # for which a running job waits in its slot, before it is req
 
 class NotSent(BaseException):
     """The server has not taken what a job has to publish or to store at its end; ``steps.run``
-    requeues the job. No ``Exception``: Celery would store that as the job's failure, and ack it."""
+    requeues the job (``notice`` parks a notice). No ``Exception``: Celery would store that as the
+    job's failure, and ack it."""
 
 
 def patiently(call: Callable[[], T], action: str) -> T:
@@ -45,7 +47,7 @@ def patiently(call: Callable[[], T], action: str) -> T:
         action: completes "Job ... could not", for the log.
 
     Raises:
-        NotSent: the server has refused for ``PATIENCE_S``.
+        NotSent: the server has refused for ``PATIENCE_S``; or once, if the job is impatient.
     """
     job, began = running.get(), time.monotonic()
     while True:
@@ -55,7 +57,7 @@ def patiently(call: Callable[[], T], action: str) -> T:
             if job is None or not is_temporary(exc):
                 raise
             trouble = f"Job {job.title} could not {action} ({exc})"
-            if time.monotonic() - began > PATIENCE_S:
+            if job.is_impatient or time.monotonic() - began > PATIENCE_S:
                 raise NotSent(trouble) from exc
             logger.warning(
                 "%s: Redis refuses the command. Tried again every second. Check the memory, disk, "

@@ -141,6 +141,9 @@ class Run:
         #: If this job is a notice (it announces a dead-lettered job and publishes its followers):
         #: the steps note of the dead-lettered job.
         self.earlier = ""
+        #: It does not wait for a server that refuses a write: a notice, which is tried later
+        #: instead. If it waited, notices could occupy all slots of all workers.
+        self.is_impatient = False
         #: Calls that publish the retry, or the replacement. They are held until it is known whether
         #: the run ends with it, which is their argument.
         self.held: list[Callable[[bool], None]] = []

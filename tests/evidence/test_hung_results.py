@@ -111,6 +111,36 @@ def test_the_control_where_all_wait_at_once(worker, app, client, ledger, proxy):
     always(lambda: "note" not in ledger.starts(), during=10)
 
 
+@pytest.mark.parametrize("without", ["", "impatience"], ids=["with", "control"])
+def test_a_notice_does_not_wait_in_its_slot_for_a_result_backend_that_refuses_writes(
+    worker, app, client, ledger, fresh_server, without
+):
+    """A full one, which still answers reads. Each notice waited a minute in its slot, was requeued
+    in front of all other jobs, and called the receivers of ``job_killed`` again."""
+    results = fresh_server(maxmemory="1mb")
+    one = worker(
+        app="told",
+        options={**OFTEN, "strike_limit": 1},
+        result_url=results.url(),
+        concurrency=1,
+        env={"WITHOUT": without},
+    )
+    pill = app.signature("told.pill", ("one",)).apply_async()
+    eventually(lambda: ledger.told("job_killed") == [pill.id])
+    app.signature("told.note", ignore_result=True).apply_async()
+    if without:
+        always(lambda: "note" not in ledger.starts(), during=10)
+        return
+    eventually(lambda: "note" in ledger.starts())
+    failed = "its caller is not informed yet. Tried again in"
+    eventually(lambda: one.log().count(failed) == 2, within=30, message="and again, after a pause")
+    assert ledger.told("job_killed") == [pill.id]
+    results.client().config_set("maxmemory", "0")
+    eventually(lambda: not client.exists("superfetch:dead:unannounced"), within=60)
+    assert b'"FAILURE"' in results.client().get(f"celery-task-meta-{pill.id}")
+    assert ledger.told("job_killed") == [pill.id]
+
+
 def test_a_hook_that_hangs_costs_its_slot(worker, app, ledger):
     options = {**OFTEN, "strike_limit": 1}
     worker(app="told", options=options, env={"HANGS": "hung"}, concurrency=2)

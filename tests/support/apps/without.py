@@ -574,6 +574,11 @@ def patience_with_refusals() -> None:
     sender.is_temporary = patient_calls.is_temporary = lambda exc: False
 
 
+def impatience() -> None:
+    """A notice waits in its slot for a server that refuses a write, as other jobs do."""
+    Run.is_impatient = property(lambda run: False, lambda run, value: None)
+
+
 def completing() -> None:
     """What Celery does not run again, since it has its result, has not counted in its chord."""
     ends._complete = lambda *_: None
