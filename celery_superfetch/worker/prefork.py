@@ -56,7 +56,7 @@ from math import inf
 from multiprocessing.connection import wait
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import celery
 from celery.concurrency.asynpool import _get_job_writer
@@ -231,11 +231,14 @@ def keep_time_limits(pool: Any) -> None:
         return
     processes, flush = pool._pool, pool.flush
     on_soft_limit = processes.on_soft_timeout
-    past_soft_limit: WeakSet[Any] = WeakSet()  # jobs
+    soft_limit_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # job -> monotonic s
 
     def note_soft_limit(job: Any) -> None:
-        past_soft_limit.add(job)
-        on_soft_limit(job)
+        # After a second flush a job may have two sets of timers: Celery 5.6 drops timers only when
+        # the loop has run. A second soft limit would interrupt the job's cleanup.
+        if job not in soft_limit_at:
+            soft_limit_at[job] = monotonic()
+            on_soft_limit(job)
 
     def flush_and_set_limits() -> None:
         flush()
@@ -244,14 +247,17 @@ def keep_time_limits(pool: Any) -> None:
         for job in list(processes._cache.values()):
             if job._time_accepted is None or job.ready():
                 continue  # one that begins later gets its time limits then
-            age_s = monotonic() - job._time_accepted
-            soft_s, hard_s = job._soft_timeout, job._timeout
-            if job in past_soft_limit:  # a second one would interrupt the job's cleanup
-                soft_s = None
-            left = (
-                limit_s and max(limit_s - age_s, OVERDUE_LIMIT_S) for limit_s in (soft_s, hard_s)
-            )
-            processes.on_timeout_set(job, *left)
+            now, soft_s, hard_s = monotonic(), job._soft_timeout, job._timeout
+            soft_left_s = soft_s and max(job._time_accepted + soft_s - now, OVERDUE_LIMIT_S)
+            hard_left_s = hard_s and max(job._time_accepted + hard_s - now, OVERDUE_LIMIT_S)
+            if soft_s and hard_s and hard_s > soft_s:
+                # The job has the time between both limits to clean up, also if its soft limit came
+                # late.
+                soft_due = soft_limit_at.get(job, now + soft_left_s)
+                hard_left_s = max(soft_due + hard_s - soft_s - now, OVERDUE_LIMIT_S)
+            if job in soft_limit_at:  # a second one would interrupt the cleanup
+                soft_left_s = None
+            processes.on_timeout_set(job, soft_left_s, hard_left_s)
 
     processes.on_soft_timeout = note_soft_limit
     pool.flush = flush_and_set_limits

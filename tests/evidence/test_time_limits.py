@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import celery
 import pytest
+import redis
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 
 from support.servers.faults import kill_connections
 from support.waiting import always, eventually
+from support.workers.worker import Worker
 
 #: Seconds of a limit: the worker must have lost its connection, and be back, in these.
 LIMIT = 6.0
@@ -57,6 +59,30 @@ def test_after_its_soft_limit_a_job_meets_its_hard_one_and_no_second_soft_one(
     assert ledger.runs() == {"held": 1, "cleanup": 1}
     assert one.log().count("Soft time limit") == 1
     eventually(lambda: not db.private_lists())
+
+
+def test_two_losses_before_the_loop_runs_again_make_no_second_soft_limit(
+    worker, app, client, ledger
+):
+    """Celery 5.6 drops timers only when the loop has run. The second loss comes in the second that
+    mingle takes: the job then has two sets of timers."""
+    one = worker(app="features", concurrency=1, neighbours=True)
+    limits = {"soft_time_limit": LIMIT, "time_limit": 2 * LIMIT}
+    result = app.send_task("features.cleans_up", ("held",), **limits)
+    eventually(lambda: "held" in ledger.starts())
+    lose_twice(one, client)
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=2 * LIMIT + 10)
+    assert ledger.runs() == {"held": 1, "cleanup": 1}
+    assert one.log().count("Soft time limit") == 1
+
+
+def lose_twice(one: Worker, client: redis.Redis) -> None:
+    """Lose the connection, and once more while mingle waits for answers."""
+    kill_connections(client)
+    eventually(lambda: one.log().count("mingle: searching for neighbors") == 2, every=0.01)
+    kill_connections(client)
+    eventually(lambda: one.log().count(LOST) == 2)
 
 
 @pytest.mark.skipif(KEEPS_TIMERS, reason="Celery 5.7 keeps the timers")
