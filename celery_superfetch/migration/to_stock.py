@@ -124,7 +124,8 @@ class Rollback:
         # SCAN may be forbidden; the jobs have moved.
         with errors.logging_errors("the count of what is left"):
             self._count_rest(report)
-        report.requeued = sum(report.queues.values())
+        report.queues = +report.queues  # without the lists that got no job
+        report.requeued = report.queues.total()
         report.errors += errors.errors
         return report
 

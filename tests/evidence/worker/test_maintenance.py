@@ -106,11 +106,13 @@ def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkey
     if asks:
         eventually(lambda: lines("cannot reach Redis") >= 20, message="it tries again and again")
         assert lines("cannot reach Redis", logging.WARNING) == 1
-        assert not lines("reaches Redis again")
+        assert not lines("Maintenance works again")
         server.start()
-        eventually(lambda: lines("reaches Redis again") == 1)
+        eventually(lambda: lines("Maintenance works again") == 1)
     else:
-        eventually(lambda: lines("reaches Redis again") >= 5, message="while the server is away")
+        eventually(
+            lambda: lines("Maintenance works again") >= 5, message="while the server is away"
+        )
         assert lines("cannot reach Redis", logging.WARNING) >= 5
         server.start()
     thread.over.set()
