@@ -443,11 +443,15 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
     flushes the pool, and end the worker by a KeyError: all running jobs would get a strike for an
     error of the host.
 
+    If the pool has had no process for a minute, end the worker: it would keep the jobs that it has
+    claimed, while other workers are idle. They are requeued without a strike.
+
     Report: none yet.
     """
     processes = pool._pool
     repopulate = processes._repopulate_pool
     next_try = next_log = -inf  # monotonic s
+    empty_since: float | None = None  # monotonic s; None: the pool had a process at the last try
 
     def try_to_fork(exitcodes: Sequence[int]) -> None:
         try:
@@ -459,17 +463,29 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
             try_later(exc)
 
     def try_later(refusal: OSError) -> None:
-        nonlocal next_try, next_log
-        now = monotonic()
-        if now >= next_log:
+        nonlocal next_try, next_log, empty_since
+        now, count = monotonic(), len(processes._pool)
+        has_become_empty = not count and empty_since is None
+        if count:
+            empty_since = None
+        elif empty_since is None:
+            empty_since = now
+        elif now - empty_since >= REFUSED_FORK_REPEAT_S:
+            # A MemoryError: the worker's loop does not catch it, and no job is blamed for it.
+            raise MemoryError(
+                f"no pool process could be forked for {REFUSED_FORK_REPEAT_S:.0f} s: {refusal}"
+            ) from refusal
+        if now >= next_log or has_become_empty:
             next_log = now + REFUSED_FORK_REPEAT_S
             logger.error(
                 "This worker cannot fork a pool process: %s. Its pool has %d of %d processes and "
-                "runs fewer jobs at once; it tries again each second. Raise the limit of processes "
+                "runs %s; it tries again each second%s. Raise the limit of processes "
                 "(pids.max of the cgroup, ulimit -u), or end what uses it up.",
                 refusal,
-                len(processes._pool),
+                count,
                 processes._processes,
+                "fewer jobs at once" if count else "no job",
+                "" if count else f" for {REFUSED_FORK_REPEAT_S:.0f} s, and then ends",
             )
         # Celery itself calls ``maintain_pool``, too. If each of these calls had a next one, there
         # would be more and more of them.

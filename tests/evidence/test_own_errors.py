@@ -87,12 +87,12 @@ def test_a_worker_without_file_descriptors_exits_as_one_that_failed(
 
 @pytest.fixture
 def not_forking(worker, shop, ledger, tmp_path):
-    """`not_forking(without="")`: a worker that runs "held", and may not replace a dead process
-    while there is a file; and that file."""
+    """`not_forking(without="", happens="limited_forks")`: a worker that runs "held", and may not
+    replace a dead process while there is a file; and that file."""
 
-    def start(without: str = "") -> tuple[Any, Path]:
+    def start(without: str = "", happens: str = "limited_forks") -> tuple[Any, Path]:
         file = tmp_path / "no_forks"
-        env = {"HAPPENS": "limited_forks", "WITHOUT": without, "NO_FORKS": str(file)}
+        env = {"HAPPENS": happens, "WITHOUT": without, "NO_FORKS": str(file)}
         one = worker(concurrency=2, env=env, options=OPTIONS)
         shop.hold.delay("held")
         [line] = eventually(lambda: ledger.lines("started"))
@@ -124,6 +124,28 @@ def test_a_refused_fork_is_tried_again_and_costs_no_job_a_strike(
     assert not db.counters()
     assert len(one.children()) == 2
     one.stop()
+
+
+def test_a_worker_without_a_pool_process_leaves_its_jobs_to_others(
+    not_forking, worker, shop, ledger, db
+):
+    """It lived on, and kept the jobs that it had claimed."""
+    one, _ = not_forking(happens="limited_forks,short_patience_with_forks")
+    one.wait_log("Its pool has 1 of 2 processes and runs fewer jobs at once")
+    ledger.release()
+    eventually(lambda: "held" in ledger.finishes())
+    eventually(db.settled)
+    [last] = one.children()
+    last.kill()
+    one.wait_log("Its pool has 0 of 2 processes and runs no job")
+    shop.note.delay("waits")
+    eventually(lambda: db.held(), message="it claims the job")
+    assert one.wait_exit() == 1, one.tail()
+    assert "no pool process could be forked for 3 s" in one.log()
+    assert db.waiting() == ["waits"]
+    assert db.strikes() == {"waits": (0, "")}
+    worker()
+    eventually(lambda: "waits" in ledger.finishes())
 
 
 def test_the_control_else_a_refused_fork_ends_the_worker(not_forking):

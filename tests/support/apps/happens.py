@@ -101,6 +101,11 @@ def limited_forks() -> None:
     worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(limit), weak=False)
 
 
+def short_patience_with_forks() -> None:
+    """A pool without a process ends its worker after 3 s."""
+    prefork.REFUSED_FORK_REPEAT_S = 3.0
+
+
 def slow_acks() -> None:
     """An ack, and the note that a job was cancelled, wait to be let on."""
     mark_as_retry = Backend.mark_as_retry
