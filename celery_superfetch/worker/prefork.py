@@ -454,6 +454,7 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
     empty_since: float | None = None  # monotonic s; None: the pool had a process at the last try
 
     def try_to_fork(exitcodes: Sequence[int]) -> None:
+        nonlocal empty_since
         try:
             repopulate(exitcodes)
         except OSError as exc:
@@ -461,6 +462,8 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
             if not was_refused or exc.errno in ENDING_FORK_ERRORS:
                 raise
             try_later(exc)
+        else:  # a later refusal gets a minute of its own
+            empty_since = None
 
     def try_later(refusal: OSError) -> None:
         nonlocal next_try, next_log, empty_since
