@@ -214,6 +214,7 @@ def killed_greenlet(job: str, helper: bool) -> None:
         gevent.spawn_later(0.2, me.kill)
         time.sleep(60)
     gevent.kill(me)
+    gevent.sleep(60)  # gevent kills a greenlet when it waits next: here, and not after the task
 
 
 @task()
