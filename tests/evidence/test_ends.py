@@ -89,6 +89,7 @@ def test_an_expired_job_waits_for_the_result_backend_and_holds_up_no_other(
     eventually(lambda: {*others} <= ledger.finishes().keys())
     eventually(lambda: one.log().count(UNSTORED) >= 4, 30, message="each is tried again")
     assert "Connection to broker lost" not in one.log()
+    assert not any(int(counters.get("strikes", 0)) for counters in db.counters())
     results.start()
     reader = make_app(superfetch=False, conf={"result_backend": results.url()})
     for job in late:
