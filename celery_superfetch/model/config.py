@@ -113,10 +113,10 @@ class Config:
     size of a reply and the time that a script takes."""
 
     unknown_tasks: Text = "requeue"
-    """What a worker does with a job whose task it does not know, or which Celery cannot decode or
-    calls invalid. `"requeue"`: it is tried again later. If all workers of the queue have the same
-    tasks, or the job was requeued 40 times, it is moved to the dead set. `"discard"`: the job is
-    dropped, as Celery does."""
+    """`"requeue"`: a job whose task a worker does not know, or which Celery cannot decode or calls
+    invalid, is tried again later. If all workers of the queue have the same tasks, or the job was
+    requeued 40 times, it is moved to the dead set. `"discard"`: such a job is dropped, as Celery
+    does."""
 
     accepted_findings: Text = ""
     """Codes of warnings, with commas between them, that you accept: `status`, `check`, `doctor`,

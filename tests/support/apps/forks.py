@@ -184,32 +184,51 @@ def two_settings() -> None:
     threading.Event().wait()
 
 
+class Embedded:
+    """An app whose workers run in a thread of this process, as in tests, with a task that ends when
+    it is told to."""
+
+    def __init__(self) -> None:
+        from celery import Celery
+
+        import celery_superfetch
+
+        self.app = celery_superfetch.install(Celery("shop", broker=URL))
+        self.begun, self.end, self.ended = (threading.Event() for _ in range(3))
+
+        @self.app.task
+        def hold() -> None:
+            self.begun.set()
+            self.end.wait()
+            self.ended.set()
+
+        self._hold = hold
+
+    def worker(self) -> contextlib.AbstractContextManager[Any]:
+        from celery.contrib.testing.worker import start_worker
+
+        return start_worker(self.app, pool="threads", perform_ping_check=False)
+
+    def work_until_held(self) -> None:
+        """Run a worker, which ends while its pool is at the task."""
+        with self.worker():
+            self._hold.delay()
+            self.begun.wait(20)
+
+
 def embed() -> None:
-    """A worker in a thread ends while its pool is at a job, and the next begins, as in tests."""
-    from celery import Celery
-    from celery.contrib.testing.worker import start_worker
+    """A worker in a thread ends while its pool is at a job, and the next begins."""
+    embedded, ran = Embedded(), threading.Event()
 
-    import celery_superfetch
-
-    app = celery_superfetch.install(Celery("shop", broker=URL))
-    begun, end, ran = threading.Event(), threading.Event(), threading.Event()
-
-    @app.task
-    def hold() -> None:
-        begun.set()
-        end.wait()
-
-    @app.task
+    @embedded.app.task
     def note() -> None:
         ran.set()
 
-    with start_worker(app, pool="threads", perform_ping_check=False):
-        hold.delay()
-        begun.wait(20)
-    with start_worker(app, pool="threads", perform_ping_check=False):
+    embedded.work_until_held()
+    with embedded.worker():
         note.delay()
         say(who="second", ran=ran.wait(10))
-    end.set()
+    embedded.end.set()
 
     def threads() -> list[str]:
         names = {thread.name for thread in threading.enumerate() if "superfetch" in thread.name}
@@ -225,27 +244,13 @@ def embed_refused() -> None:
     """A worker in a thread has ended, and its last job ends while the server refuses the ack; the
     process goes on."""
     import redis
-    from celery import Celery
-    from celery.contrib.testing.worker import start_worker
 
-    import celery_superfetch
-
-    app = celery_superfetch.install(Celery("shop", broker=URL))
-    begun, end, ended = threading.Event(), threading.Event(), threading.Event()
-
-    @app.task
-    def hold() -> None:
-        begun.set()
-        end.wait()
-        ended.set()
-
-    with start_worker(app, pool="threads", perform_ping_check=False):
-        hold.delay()
-        begun.wait(20)
+    embedded = Embedded()
+    embedded.work_until_held()
     with redis.Redis.from_url(URL) as client:
         client.config_set("min-replicas-to-write", 1)
-        end.set()
-        ended.wait(10)
+        embedded.end.set()
+        embedded.ended.wait(10)
         time.sleep(1)
         say(who="refused", private=len(client.keys("superfetch:private:*")))
         client.config_set("min-replicas-to-write", 0)
