@@ -1,9 +1,11 @@
 """Read access to an app's database: owners, jobs, queues, the dead set, the server.
 
 The console reads Redis by this class, and by nothing else of the core: `status`, `jobs`, `check`,
-`doctor`, the page and the metrics. It only reads: a process that dies here leaves nothing behind.
-Of what operators change it has the paused queues and the audit list, whose modules say what a death
-leaves.
+`doctor`, the page and the metrics. Its own methods only read: a process that dies in one leaves
+nothing behind. Changes by operators go through its parts ``paused``, ``audit``, ``bulk_ids``,
+``dead_set`` (the page deletes) and ``registry`` (`queue forget`), whose modules say what a death
+leaves. In its views a key of another type counts as empty (``Database.for_reading``);
+``key_types`` finds such keys.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from .store.in_flight_jobs import (
     SeenJob,
 )
 from .store.job_search import DeadSearch, JobSearch, Search, Sought
-from .store.key_types import KeyTypes, WrongKey
+from .store.key_types import KeyTypes
 from .store.keyspace import Keyspace
 from .store.memory_use import MemoryUse
 from .store.minutes import (
@@ -80,7 +82,7 @@ __all__ += ["advice_for", "trouble_of"]
 __all__ += ["COMPLETE", "INTERRUPTED", "UNDER_WAY", "AuditEntry", "AuditRecord"]
 __all__ += ["PARKED", "PROBATION", "RESERVED", "RUNNING", "WAITING"]
 __all__ += ["COUNTED", "ONE_MINUTE", "SERIES_MAX", "SLOTS", "TEN_MINUTES", "WAITING_JOBS"]
-__all__ += ["Row", "Series", "WrongKey"]
+__all__ += ["Row", "Series"]
 
 #: Seconds for which a reader waits for the server. Prometheus gives a scrape ten by default.
 READER_TIMEOUT_S = 5.0

@@ -82,8 +82,8 @@ def dead_set_of(app: Celery, pid: int) -> DeadSet:
 
 
 class NoLongerAwaited(Exception):
-    """The job left the dead set (retried, deleted or dropped at a limit), or died again, while its
-    notice ran: its caller is not to be informed."""
+    """The end of a notice whose job left the dead set (retried, deleted or dropped at a limit), or
+    died again, while the notice ran: its caller is not to be informed."""
 
 
 class Announcement:

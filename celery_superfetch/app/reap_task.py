@@ -71,8 +71,9 @@ class ReapTask(QuietTask):
         """Send the task; return None if no owner is registered, or a message of this app waits.
         Every scheduler of beat calls this. If no worker served the queue, messages would pile up,
         and an autoscaler that reads the queue's length would keep its workers."""
+        app_name = self.app.main or ""
         # If the server cannot be asked, the task is sent: a worker runs it when the server is back.
-        wanted, app_name = True, self.app.main or ""
+        wanted = True
         with suppress(Exception), client_of(self.app) as client:
             from ..store.owner_registry import OwnerRegistry
             from ..store.parked_jobs import ParkedJobs

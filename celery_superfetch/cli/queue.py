@@ -1,6 +1,8 @@
-"""``celery superfetch queue``: pauses, resumes and forgets queues.
+"""``celery superfetch queue``: shows, pauses, resumes and forgets queues.
 
-An operator calls it. Each is one command to the server: it is done, or it is not.
+An operator calls it. `show` only reads. One write begins or ends a pause, so if the process dies,
+that is done, or it is not. `forget` sends two writes: if the process dies between them, a second
+`forget` does the rest. The entry of such a change in the audit list stays ``under way``.
 """
 
 from __future__ import annotations
@@ -137,7 +139,9 @@ def forget(session: Session, name: str) -> None:
     known = {*registry.served(), *inspector.queues.noted()}
     lists = sorted(queue_list for queue_list in known if queue_of(queue_list) == name)
     owners = [
-        f.owner for f in registry.records(registry.owners()).values() if {*f.lists} & {*lists}
+        record.owner
+        for record in registry.records(registry.owners()).values()
+        if not record.lists.keys().isdisjoint(lists)
     ]
     jobs = sum(
         (length if isinstance(length, int) else 0) + probation

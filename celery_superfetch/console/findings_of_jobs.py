@@ -1,4 +1,5 @@
-"""Findings on queues, jobs and the dead set, from the overview alone. ``health`` calls it."""
+"""Findings on queues, jobs, the dead set, the series of the charts and keys of another type, from
+the overview alone: no command is sent. ``health`` calls it."""
 
 from __future__ import annotations
 
@@ -186,9 +187,10 @@ def of_wrong_keys(overview: Mapping[str, Any]) -> Iterator[Finding]:
     if not rows:
         return
     names = some(f"{row['key']} (a {row['held']}, must be a {row['must_be']})" for row in rows)
-    level: Level = "critical" if any(row["needed"] for row in rows) else "warning"
-    loss = "workers cannot use them, and the jobs there are not shown"
-    loss = loss if level == "critical" else "what they should hold is shown as empty"
+    level: Level = "warning"
+    loss = "what they should hold is shown as empty"
+    if any(row["needed"] for row in rows):
+        level, loss = "critical", "workers cannot use them, and the jobs there are not shown"
     text = (
         f"another program wrote to {number(len(rows), 'key')} of celery_superfetch: {names}; {loss}"
     )

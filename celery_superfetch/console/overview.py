@@ -1,7 +1,8 @@
 """The state of an app's database as one plain document: owners, queues, the dead set, the server.
 
-`status`, `check`, `doctor`, the page and the metrics call ``overview_of``. It only reads: a death
-leaves nothing behind.
+`status`, `check`, `doctor`, `queue show`, `jobs revoke`, the page and the metrics call
+``overview_of``. Other views call the functions that make its rows. It only reads: a death leaves
+nothing behind.
 """
 
 from __future__ import annotations

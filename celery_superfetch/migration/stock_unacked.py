@@ -2,8 +2,8 @@
 connections of these consumers.
 
 `superfetch migrate` (``from_stock.py``), a command in its own process, moves the jobs from
-kombu's hash of unacked messages to their queues. The console counts them (``size``), and `doctor`
-asks for ``consumers``.
+kombu's hash of unacked messages to their queues. The console counts them (``size``); its overview
+and `doctor` ask for ``consumers``.
 
 A batch of jobs moves in one transaction: if the process dies, each job is in the hash or on its
 queue, and a second `migrate` moves the rest.
@@ -134,7 +134,7 @@ class Unacked(Structure):
         moved. A job that was acked or delivered again since it was read is not moved. If stock
         workers change the hash meanwhile, the transaction is repeated.
 
-        Args:
+        Arguments:
             jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
                 Each has one queue list at least, or the job would be gone; a message of a fanout
                 or topic exchange may have several. Without any job nothing is sent.

@@ -2,9 +2,9 @@
 
 `superfetch rollback` (``cli/stock.py``) calls ``Rollback.run``, with `--wait` again and again until
 no worker lives: once a second, or twice in each heartbeat interval if that is more often. An owner
-is marked reaped before its jobs are moved, and each job moves by one script. If the process dies,
-each job is in one place, and a job that did not move stays there until `rollback` is called again,
-or a worker of this package reaps.
+is marked reaped before its jobs are moved, and each job moves by one script or one LMOVE. If the
+process dies, each job is in one place, and a job that did not move stays there until `rollback` is
+called again, or a worker of this package reaps.
 """
 
 from __future__ import annotations

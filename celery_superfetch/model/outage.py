@@ -1,8 +1,9 @@
 """Keeps an outage of the Redis server from filling the log.
 
 A worker's maintenance thread (``worker/maintenance.py``) has ``Outage``s for each owner: a
-worker has an owner in each database that it claims jobs from, and each may be on another server. It
-is in memory alone; after a death the next worker logs the outage again.
+worker has an owner in each database that it claims jobs from, and each may be on another server. A
+channel's ``Upkeep`` has one for the refused calls of a plain consumer. It is in memory alone; after
+a death the next process logs the outage again.
 """
 
 from __future__ import annotations

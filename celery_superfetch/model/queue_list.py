@@ -3,8 +3,9 @@ step*: the list of step 0 has the queue's name, and those of the other steps hav
 the step after it (``celery``, ``celery\\x06\\x163``). The app's options ``sep`` and
 ``priority_steps`` say how.
 
-Every module that needs the queue or the priority of a list asks here, through
-``Database.list_names`` or ``app/queues.py``; ``claim.lua`` does the same on the server. Nothing is
+Every module that needs the queue or the priority of a list uses ``ListNames``, by
+``Database.list_names`` or ``app/queues.py``; kombu's channel makes one of its own, by its own
+options. ``claim.lua`` splits names by the same rule on the server: change both together. Nothing is
 read or stored.
 """
 

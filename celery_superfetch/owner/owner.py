@@ -1,9 +1,10 @@
 """This process as an owner of jobs: its registration, its leases, its settlement, its heartbeats.
 
 ``process_owners`` makes the owners of a process, and ends them when it exits. A channel of the
-transport joins before its first claim, claims by its fetch loop, and leaves when it closes. A
-worker's maintenance thread calls ``catch_up``; in a plain consumer the fetch loop does. The
-heartbeat thread calls the methods of ``HeartbeatListener``.
+transport joins before its first claim, claims by its fetch loop, and leaves when it closes. If the
+owner cannot unregister then, a thread (``LateLeave``) tries again each second: in a plain consumer,
+and after the end of a worker. A worker's maintenance thread calls ``catch_up``; in a plain consumer
+the fetch loop does. The heartbeat thread calls the methods of ``HeartbeatListener``.
 
 If the process dies, its record and its jobs stay on the server, and a peer's reaper recovers the
 jobs. They are in the owner's *private list* (jobs that it has claimed) and *landing lists* (where a
@@ -346,7 +347,8 @@ class Owner:
 
     def leave(self, user: int, *, may_land: bool = False) -> None:
         """Settle what a channel (``user``) leaves; with the last channel, and if no lease is left,
-        unregister. An error of the server is logged, not raised.
+        unregister. An error of the server is logged, not raised. If a plain consumer is still
+        registered after its last channel, ``LateLeave`` tries again.
 
         Arguments:
             may_land: whether a blocking read may still bring a job. Then a *tombstone* (a mark of

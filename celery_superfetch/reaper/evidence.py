@@ -5,7 +5,8 @@ The reaper calls ``judge_all`` in each pass: in a worker's maintenance thread, i
 and in `superfetch reap`. The commands `superfetch reap --wait` and `superfetch rollback` watch
 owners for longer, with an ``Onlooker``. The console (``inspector.py``: `superfetch status`, the
 page) calls ``judge_all`` once, without having watched. A worker's maintenance thread calls
-``local_evidence`` each second, for owners of its host.
+``local_evidence`` each second, for owners of its host, and ``Inspector.near`` for each owner that
+it lists.
 
 All of this only reads. If the process dies, only its memory of missing heartbeats is lost: the next
 observer watches from the beginning, and finds a death on another host later.
@@ -82,8 +83,9 @@ class Onlooker:
 
     @property
     def pause_s(self) -> float:
-        """Seconds between two looks. If there were more than ``longest_gap`` seconds from one look
-        to the next, the watch would begin again each time, and find no owner dead."""
+        """Seconds between two calls of ``judge_owners``. If there were more than ``longest_gap``
+        seconds from one call to the next, the watch would begin again each time, and find no owner
+        dead."""
         return min(ONLOOKER_INTERVAL_S, self.staleness.longest_gap / 2)
 
     def judge_owners(self) -> list[tuple[OwnerRecord, int, Reason]]:

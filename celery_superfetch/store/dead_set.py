@@ -3,7 +3,8 @@
 To *dead-letter* a job is to move it here (in names of code: to kill it). An *owner* is a process
 that claims jobs, a *reaper* one that finds dead owners and recovers their jobs. Both dead-letter
 jobs: ``kill_call`` returns the call that does so, unsent, and ``strike_counters.py`` sends it. A
-reaper's pass calls ``trim``. ``app/dead_set.py``, for the command line, the console's page and
+reaper's pass calls ``trim`` and ``sample``; an owner whose private list lacks a job calls
+``contains``. ``app/dead_set.py``, for the command line, the console's page and
 users' own code, finds, retries and deletes. A *notice* is the message of a task that announces a
 dead job to its caller; that task uses ``awaits``, ``store_progress`` and ``announced``, in a
 worker's pool process. The console's status reads counts and samples.
@@ -202,14 +203,18 @@ class DeadSetStore(Structure):
         Celery id is the one to do so. Any producer can send a forged notice: it has another id, and
         is refused. If the job's record has no id of a notice, any notice is accepted, until the job
         is announced."""
-        return (not job.notice or job.notice == notice) and self._informed(job, is_informed=False)
+        return (not job.notice or job.notice == notice) and self._check_notice(
+            job, is_informed=False
+        )
 
     def announced(self, job: DeadJob) -> None:
         """Record that the caller of a job was informed. If the job was retried meanwhile and has
         died again, its caller awaits another notice, and nothing is recorded."""
-        self._informed(job, is_informed=True)
+        self._check_notice(job, is_informed=True)
 
-    def _informed(self, job: DeadJob, *, is_informed: bool) -> bool:
+    def _check_notice(self, job: DeadJob, *, is_informed: bool) -> bool:
+        """Return whether the caller of a job still awaits the notice of the record that was read;
+        with ``is_informed`` record, in the same script, that it awaits none any more."""
         names = [self.keys.unannounced, self.keys.dead_jobs]
         return bool(self.scripts.run("informed", names, [job.id, job.notice, int(is_informed)]))
 

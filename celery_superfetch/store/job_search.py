@@ -3,8 +3,8 @@ they are: nothing in Redis is filed under the id or the name of a task.
 
 The console calls it for one job, and for a search by a part (``console/one_job.py``). A script, or
 ZSCAN for the ids of parked jobs, compares many jobs on the server and returns those that were
-sought. Each search examines a limited number of jobs, and
-says how many. It writes nothing: if the process dies, nothing has to be repaired.
+sought. Each search examines a limited number of jobs, and says how many. It writes nothing: if the
+process dies, nothing has to be repaired.
 """
 
 from __future__ import annotations

@@ -16,14 +16,13 @@ from .database import Structure
 #: those in ``NEEDED`` alone.
 TYPE_BY_NAME = {
     **dict.fromkeys(
-        ("owners", "ranks", "reaped", "parked", "stopped", "dead", "dead_junk"), "zset"
+        ("owners", "ranks", "reaped", "served", "parked", "stopped", "dead", "dead_junk"), "zset"
     ),
     **dict.fromkeys(("run_rows", "reports", "minute_rows", "stats_rows", "deaths"), "zset"),
     **dict.fromkeys(("on_probation", "unannounced"), "set"),
     **dict.fromkeys(("paused", "audit", "bulk", "quiesce", "oldest", "last_pass", "beats"), "hash"),
     **dict.fromkeys(("dead_jobs", "dead_caps", "dead_bytes", "runs", "minutes", "stats"), "hash"),
     "has_history": "string",
-    "served": "zset",
 }
 #: Those without which jobs cannot be claimed, scheduled, recovered or dead-lettered.
 NEEDED = frozenset(

@@ -151,8 +151,8 @@ class ParkedJobs(Structure):
         return {name: size - left.get(name, 0) for name, size in sizes.items()}
 
     def _readable_sizes(self, lists: Collection[str]) -> dict[str, int]:
-        """As ``sizes``, without the keys that cannot be read: one of another type holds no jobs. If
-        it raised, the jobs of no other list would be released."""
+        """Return the sizes as ``sizes`` does, without the keys that cannot be read: a key of
+        another type holds no jobs. If it raised, the jobs of no other list would be released."""
         commands = (("ZCARD", self.keys.parked_of(name)) for name in lists)
         rows = zip(lists, self._at_once(commands, errors=True), strict=True)
         return {name: size for name, size in rows if isinstance(size, int)}

@@ -103,7 +103,8 @@ class PrivateLists(Structure):
         """
         Arguments:
             log: writes a log line, now or later: called with the function that writes it, and its
-                arguments.
+                arguments. ``PendingLeases`` writes it later: it may hold the lock of the leases,
+                and while a log handler is slow, no job could be claimed or acked.
         """
         super().__init__(database)
         self._log = log
@@ -143,7 +144,8 @@ class PrivateLists(Structure):
             brought: queue list -> the payload that a blocking read has brought from it. If it is
                 large, the server does not send it again.
         """
-        keys, most = self.keys, max(most, len(landed))
+        keys, list_names = self.keys, self.database.list_names
+        most = max(most, len(landed))
         names = [keys.owners, keys.has_history, keys.private(owner), keys.paused]
         names += map(keys.queue, lists)
         prefixes = keys.history(""), len(keys.prefix.encode()), keys.landing(owner, "")
@@ -155,8 +157,8 @@ class PrivateLists(Structure):
             fairness_width,
             starts,
             self._numbers(most),
-            self.config.sep,
-            " ".join(map(str, filter(None, self.config.priority_steps))),
+            list_names.separator,
+            " ".join(map(str, filter(None, list_names.steps))),
         ]
         numbers = {name: at for at, name in enumerate(lists, 1)} if landed else {}
         for name in landed:
@@ -255,8 +257,9 @@ class PrivateLists(Structure):
         that were not in the private list, as positions in ``jobs`` from 1.
 
         Arguments:
-            where: ``front`` or ``back`` of the queue; for the front the newest claim comes first.
-                Suspects go to their probation list instead; with ``rollback`` to the front, too.
+            where: ``front`` or ``back`` of the queue (suspects go to that end of their probation
+                list instead), or ``rollback``: the front of the queue for all, also for suspects.
+                For the front the newest claim comes first.
             expires: x-expires of the queue in ms; 0: none.
             stopped: jobs whose run was cut short because their worker was stopping.
         """

@@ -2,7 +2,8 @@
 
 kombu makes the channel and calls it, in the thread that uses the connection: a producer's, or that
 of the worker's event loop. Producers call ``basic_publish``, consumers ``basic_consume``,
-``basic_get`` and ``close``. Most methods with an underscore override kombu's. The channel's
+``basic_get`` and ``close``. ``app/queues.py`` calls ``list_for``, ``bound_queues`` and
+``expires_of``. Most methods with an underscore override kombu's. The channel's
 ``FetchLoop`` claims its jobs, and its ``QoS`` delivers them, in the thread of the event loop.
 
 A claimed job is in the private list of its owner (this process) in Redis until it is acked. If the
@@ -47,7 +48,7 @@ from ..model.lazy import lazy_property
 from ..model.log_text import one_line_each
 from ..model.queue_list import ListNames
 from ..model.step import handing
-from ..store.database import Database
+from ..store.database import Database, is_wrong_type
 from ..store.redis.connections import (
     NotServed,
     Params,
@@ -328,7 +329,7 @@ class Channel(FrugalChannel):
         try:
             return int(super()._size(queue))
         except self.ResponseError as exc:
-            if "WRONGTYPE" in str(exc):
+            if is_wrong_type(exc):
                 # The key is no queue. The fetch loop logs that; a worker that starts must not fail,
                 # since it has other queues, too.
                 return 0
@@ -425,8 +426,8 @@ class Channel(FrugalChannel):
             super().close()
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
             if fetch is not None:
-                # The interrupted calls had not come to these. The closed reads make a reconcile
-                # due, by which ``leave`` requeues a job that has landed meanwhile.
+                # The calls above may have been interrupted before they did this. The closed reads
+                # make a reconcile due, by which ``leave`` requeues a job that has landed meanwhile.
                 fetch.reads.close()
                 fetch.requeue_unseen()
                 self.qos.restore_unacked_once()

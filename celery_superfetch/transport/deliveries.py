@@ -164,7 +164,8 @@ class QoS:
     kombu makes one for each channel and calls the methods that kombu's own ``virtual.QoS`` has:
     ``append`` for broadcasts, ``ack`` and ``reject`` for each settled message, ``restore_unacked``
     for a recovery, ``restore_unacked_once`` at each close (a channel may be closed twice) and at
-    the exit of the process. The fetch loop calls ``credit`` and ``deliver``. All of this is in
+    the exit of the process. The fetch loop calls ``credit``, ``deliver``, ``requeue_waiting`` (as
+    the worker's stop does) and ``requeue_strays`` (as the channel's close does). All of this is in
     memory alone: if the process dies, the same jobs are in the owner's private list.
     """
 

@@ -5,11 +5,13 @@ keeps both until it is closed. Managed services sell plans by the number of conn
 ``FrugalChannel`` uses one pool for all channels of its process, for all commands but BRPOP. It has
 a connection for BRPOP only while it consumes a queue without acks.
 
-``Channel`` (``channel.py``) inherits from it, and kombu calls all of its methods, in the thread
-that uses the channel: a producer's, or that of a worker's event loop.
+``Channel`` (``channel.py``) inherits from it. kombu calls its methods, in the thread that uses the
+channel: a producer's, or that of a worker's event loop. The package itself calls ``server_params``
+and ``is_broadcast``.
 
-If the process dies, its connections close, and no key has to be removed. A message that the server
-sends by BRPOP at that moment is lost, as with stock kombu: the queue has no acks.
+If the process dies, its connections close. The bindings of its broadcast queues, which ``close``
+deletes, stay on the server and do no harm. A message that the server sends by BRPOP at that moment
+is lost, as with stock kombu: the queue has no acks.
 
 Names of other projects that they do not document follow; a test checks each.
 

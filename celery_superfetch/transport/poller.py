@@ -1,9 +1,10 @@
 """kombu's poller, which also watches the sockets of blocking reads and lets each fetch loop tick.
 
-It has two callers. Celery's event loop (the *hub*) calls ``on_poll_start`` before it sleeps and
+Two loops drive it. Celery's event loop (the *hub*) calls ``on_poll_start`` before it sleeps and
 the callback of each socket that is readable; the transport gives it the hub (``attach``). Without a
 hub (threads, gevent, plain kombu) kombu's ``drain_events`` calls ``get``. Both let each fetch loop
-tick, and deliver the jobs that are ready. Other threads call ``wake``. A *round* is one pass of
+tick, and deliver the jobs that are ready. A channel adds and removes its fetch loop, whose blocking
+reads call ``watch`` and ``unwatch``. Other threads call ``wake``. A *round* is one pass of
 ``drain_events`` over the sockets that are readable.
 
 If the process dies, its sockets close, and the server ends its blocking reads. A job that a read

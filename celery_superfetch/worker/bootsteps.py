@@ -45,7 +45,6 @@ from ..model.log_text import one_line_each
 from ..model.version import __version__
 from ..owner.gevent_pulse import threads_are_greenlets
 from ..owner.owner import Owner
-from ..owner.process_owners import owners_of_process
 from ..store.redis.scripts import read_all
 from ..store.redis.server import as_connection_error, check_platform, check_server
 from ..transport.intake import Intake
@@ -60,7 +59,7 @@ from .own_errors import exit_with_failure, job_may_have_ended_worker
 from .pool_process import report_from_processes
 from .pool_slots import write_to_idle_processes
 from .request import use_our_request
-from .stopping import Stopper, wrap_handlers
+from .stopping import Stopper, owners_of, wrap_handlers
 from .unknown_tasks import Discards
 
 logger = one_line_each(get_logger(__name__))
@@ -162,9 +161,8 @@ class Maintenance(bootsteps.StartStopStep):
         remove_filters(worker)
         celerys()  # this closes the consumer's connection
         if os.getpid() == self.pid:
-            for owner in owners_of_process():
-                if owner.executor is worker.superfetch_gate:
-                    owner.leave_later()
+            for owner in owners_of(worker):
+                owner.leave_later()
 
     def on_shutdown(self, sender: Any, **_: Any) -> None:
         """Add the runs that ended since the last count to the metrics. The pool is empty."""

@@ -1,6 +1,7 @@
 """Runs a job in the worker's own process (threads, greenlets, solo pool), and lets the job fail if
 Celery's code around the task's function raises. A thread or a greenlet would swallow that error,
-and the job would stay in flight; in a solo pool the error would end the worker.
+and the job would stay in flight; in a solo pool the error would end the worker. If user code kills
+the job's greenlet, the run counts as lost: the job is recovered with a strike.
 
 The pool calls ``run_in_worker`` for each job, in the job's thread or greenlet:
 ``pool_adapter.PoolAdapter.call`` gives it to the pool. If the worker dies meanwhile, the job is in
@@ -34,7 +35,8 @@ ENDS_OF_WORKERS = WorkerShutdown, WorkerTerminate
 def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
     """Run a job in the worker's own process, and return its outcome. If Celery's code around the
     task's function raises an error, the outcome is an ``ExceptionInfo``, and
-    ``LeasedRequest.on_outcome`` lets the job fail with it.
+    ``LeasedRequest.on_outcome`` lets the job fail with it. If user code has killed the job's
+    greenlet, the outcome is a ``WorkerLostError``, and the job is recovered with a strike.
 
     Arguments:
         is_inline: whether this is a solo pool, where the worker's loop runs the job. Then an error

@@ -2,10 +2,10 @@
 serves). Without them the pool may lose a job, run one twice, or end the worker.
 
 ``ProcessAdapter`` (``pool_adapter.py``) applies all repairs once, by ``apply_repairs``, when the
-pool has started. Each repair replaces one method of the pool, which Celery then calls in the
-worker's loop, and names the bug report in ``docs/contribute/reports.md`` whose fix would make the
-repair needless. Five functions are no repairs: ``request_of``, ``drop_unsendable``, ``mark_reads``,
-``loses_timers`` and ``unpickle_or_end``.
+pool has started. Each repair replaces one or two methods of the pool, which Celery then calls in
+the worker's loop, and names the bug report in ``docs/contribute/reports.md``, if there is one,
+whose fix would make the repair needless. Five functions are no repairs: ``request_of``,
+``drop_unsendable``, ``mark_reads``, ``loses_timers`` and ``unpickle_or_end``.
 
 A *child* is a pool process. If a child dies, its job comes to the job's request (``on_lost``) and
 is recovered by this worker, with a strike if it had started. If the worker dies, the reaper of
@@ -80,6 +80,8 @@ RESULT_WAIT_S = 0.5
 #: lines about that.
 REFUSED_FORK_RETRY_S = 1.0
 REFUSED_FORK_REPEAT_S = 60.0
+#: Seconds after which a worker ends whose pool has no process, since each fork was refused.
+EMPTY_POOL_MAX_S = 60.0
 #: Errors of a fork that end the worker without a strike for its jobs: Celery ends it if it has no
 #: file descriptor left, and billiard raises a MemoryError.
 ENDING_FORK_ERRORS = (errno.EMFILE, errno.ENOMEM)
@@ -473,10 +475,10 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
             empty_since = None
         elif empty_since is None:
             empty_since = now
-        elif now - empty_since >= REFUSED_FORK_REPEAT_S:
+        elif now - empty_since >= EMPTY_POOL_MAX_S:
             # A MemoryError: the worker's loop does not catch it, and no job is blamed for it.
             raise MemoryError(
-                f"no pool process could be forked for {REFUSED_FORK_REPEAT_S:.0f} s: {refusal}"
+                f"no pool process could be forked for {EMPTY_POOL_MAX_S:.0f} s: {refusal}"
             ) from refusal
         if now >= next_log or has_become_empty:
             next_log = now + REFUSED_FORK_REPEAT_S
@@ -488,7 +490,7 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
                 count,
                 processes._processes,
                 "fewer jobs at once" if count else "no job",
-                "" if count else f" for {REFUSED_FORK_REPEAT_S:.0f} s, and then ends",
+                "" if count else f" for {EMPTY_POOL_MAX_S:.0f} s, and then ends",
             )
         # Celery itself calls ``maintain_pool``, too. If each of these calls had a next one, there
         # would be more and more of them.

@@ -4,7 +4,9 @@ and settles the job by the outcome that the pool reports.
 A job that has ended is acked. If the run was cut short, the job is *requeued* (returned to its
 queue on purpose: its worker is stopping), or *recovered* (returned because the run was lost: its
 pool process died, or the job met a hard time limit after which Celery is to requeue it), which
-counts a *strike*, or *dead-lettered* (moved to the dead set, at its last strike).
+counts a *strike*, or *dead-lettered* (moved to the dead set, at its last strike). A failure
+notification that has to be tried again, and a revoked or expired job whose state the result backend
+could not store, are *scheduled* for later.
 
 Three objects stand for one job in flight. The *claim* is its record in the private list of its
 owner (this process) in Redis. The *lease* is the local state of the claim

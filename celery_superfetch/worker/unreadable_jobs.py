@@ -141,7 +141,8 @@ def reject_unreadable(
             exc_info=shown,
         )
         return True
-    if not delivery.lease.may_start if ran is None else ran:
+    has_run = not delivery.lease.may_start if ran is None else ran
+    if has_run:
         return False  # the job ran within this call (a solo pool): the caller raises its error
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:

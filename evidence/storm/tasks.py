@@ -218,12 +218,12 @@ def _stop(main: int, how: str) -> None:
     if main not in (os.getpid(), os.getppid()):
         return  # the main process has ended, and its pid may belong to another process
     name, _, more = how.partition(" ")
-    name = name.rstrip(",")
-    os.kill(main, signal.Signals[f"SIG{name}"])
+    number = signal.Signals[f"SIG{name.rstrip(',')}"]
+    os.kill(main, number)
     if more == "to both" and main != os.getpid():
         # After the main process, never before it: the signal ends this process at once, and the
         # main process would get none. The run would be that of a job that kills its process.
-        os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+        os.kill(os.getpid(), number)
     if more == "twice":
         time.sleep(0.2)
         os.kill(main, signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Every run of a script is done once more, in plain Python; its reply must be the one that follows.
+"""Does every run of a script once more, in plain Python; its reply must be the one that follows.
+
+`machine.py` makes the ``Truth``, and `cast.py` calls ``saw`` after each call to the server.
 
 It also judges each decision by what really was: which job ended its process, and what ran then.
 """
@@ -27,7 +29,7 @@ class Truth(Known):
         self.lists[self.keys.queue(queue_list)][payload] += 1
 
     def move(self, source: str, target: str, payload: bytes) -> None:
-        """What no script did."""
+        """Move one item from key to key: a change that no script made."""
         assert self._take(source, payload)
         self.lists[target][payload] += 1
 
@@ -42,7 +44,8 @@ class Truth(Known):
             suspects.clear()
 
     def saw(self, call: Call, reply: Any) -> None:
-        """A script was run. Its reply must be the one that follows from what was before."""
+        """Check a script's reply: it must be the one that follows from the state before it. Change
+        the state as the script did."""
         happened: Callable[[Call, Any], None] | None = getattr(self, f"_{call.name.lower()}", None)
         if happened is not None:
             assert not isinstance(reply, Exception), (call.name, reply)

@@ -368,19 +368,18 @@ class Driver:
     def act_as_announcing_ends(self, act: Callable[[], object]) -> None:
         """Call a function once, when a thread has announced all that it found and is about to let
         other threads announce."""
-        lock = self._in_flight.pending.announcements._making
+        announcements = self._in_flight.pending.announcements
+        lock = announcements._making
 
         class Lock:
             acquire = staticmethod(lock.acquire)
 
             def release(self) -> None:
-                acts, calls[:] = calls[:], []
-                for call in acts:
-                    call()
+                announcements._making = lock
+                act()
                 lock.release()
 
-        calls = [act]
-        self._in_flight.pending.announcements._making = Lock()  # type: ignore[assignment]
+        announcements._making = Lock()  # type: ignore[assignment]
 
     # -- what a lost reply, a death or the end of the process does
 

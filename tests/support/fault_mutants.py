@@ -1,8 +1,8 @@
 """Mechanisms of the jobs in flight, each taken out by a change of one text of one function: the
 fault harness has to find what is lost without it.
 
-Beside ``support/driver.py`` and ``support/interventions.py`` only this file knows how jobs in
-flight are kept. If a function is rewritten, its rows fail by name until they fit again.
+Apart from ``support/driver.py`` and ``support/interventions.py``, only this file knows how jobs in
+flight are stored. If a function is rewritten, its rows fail by name until they fit again.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The fetch loop claims jobs, and a worker's gate starts them. Their deliveries ack and requeue them.
 When a channel closes, or the worker stops, its jobs that do not run are requeued. The owner calls
 ``lose_all`` when the server has lost its name, and a worker's release thread ``release_due``. The
-calls come from any thread but that of the heartbeats. Each event changes the state of a *lease*
-(this process's record of one claimed job); ``PendingLeases`` reports the states to the server.
+calls come from any thread but that of the heartbeats, which takes no lock: it only sets
+``needs_reconcile``, and renews or ends ``permit``. Each event changes the state of a *lease* (this
+process's record of one claimed job); ``PendingLeases`` reports the states to the server.
 
 A *waiting note* beside a job on the server says that the job has not begun. If the process dies,
 each job is in the owner's private list on the server. The reaper requeues the jobs with a waiting
@@ -333,9 +334,11 @@ class InFlight:
             known: the jobs that the channel has.
         """
         with self.lock:
-            fetched = [lease for lease in reversed(self.leases) if lease.state is State.FETCHED]
-            claimed = [lease for lease in fetched if lease.backlog is backlog]
-            strays = [lease for lease in claimed if lease not in known]
+            strays = [
+                lease
+                for lease in reversed(self.leases)
+                if lease.state is State.FETCHED and lease.backlog is backlog and lease not in known
+            ]
             if strays:  # without any, a send that failed just now would be tried once more
                 self.requeue(strays)
             return len(strays)

@@ -2,9 +2,11 @@
 
 A log handler, or a receiver of a signal, may block (a full pipe, a slow service). If it was called
 under the lock, no thread of the process could claim, start or ack a job meanwhile. So
-``PendingLeases`` adds such calls here, and ``InFlight.announce`` makes them: in a worker in its
+``PendingLeases`` has two: of log lines, and of announcements that the ownership of a job was lost.
+``InFlight.announce`` makes both, and ``InFlight.write_log`` the log lines alone: in a worker in its
 maintenance thread, or in the thread in which an owner leaves; in a plain consumer in its own
-thread. The calls are in memory alone: if the process dies before them, the log misses their lines.
+thread. The calls are in memory alone: if the process dies before them, their log lines, signals
+(``ownership_lost``) and counts are missing. No job depends on them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 to a claim, the private list on the server (the jobs that this owner has claimed) may have jobs that
 have no lease here, and so would never run. They are requeued.
 
-The fetch loop calls ``reconcile`` (through ``Owner``) after a lost reply, and a minute later for a
-second check, in the thread of the consumer's loop; after the close of a read that the server may
-not have ended only for that check. An owner that leaves calls it, too. The lock of the leases is
-held over all its round trips, so that no job is claimed or acked in between. Each move is atomic.
+The fetch loop calls ``reconcile`` (through ``Owner``), in the thread of the consumer's loop: after
+a lost reply at once, and a minute later for a second check; after it has closed a blocking read
+that the server may not have ended, for the second check alone. An owner that leaves calls it if a
+reply was lost. The lock of the leases is held over all its round trips, so that no job is claimed
+or acked in between. Each move is atomic.
 If the process dies before a reconcile or in the middle, the reaper takes the jobs that are left
 from the private list and the landing lists.
 """
@@ -36,8 +37,9 @@ class LostClaims:
         self.pending, self.leases, self.lists = pending, pending.leases, pending.lists
         #: When the second check is due (monotonic s); infinite: none is.
         self._second_check_at = math.inf
-        #: No second check before this time is the last one (monotonic s); see ``expect_late``.
-        self._may_land_until = 0.0
+        #: The second check is repeated until one is made at this time or later (monotonic s); see
+        #: ``expect_late``.
+        self._last_check_from = 0.0
 
     @property
     def due(self) -> bool:
@@ -54,8 +56,8 @@ class LostClaims:
         """Make a second check due, since a blocking read that was closed may still bring a job: the
         server may not have ended it. If another read is closed before that check, it is not the
         last one."""
-        self._may_land_until = monotonic() + LATE_CLAIM
-        self._second_check_at = min(self._second_check_at, self._may_land_until)
+        self._last_check_from = monotonic() + LATE_CLAIM
+        self._second_check_at = min(self._second_check_at, self._last_check_from)
 
     def reconcile(self, owner: str, lists: Mapping[str, int]) -> int:
         """Requeue two kinds of jobs, and return how many: those in the landing lists, where
@@ -86,7 +88,7 @@ class LostClaims:
                 raise
             # If this was the second check of an earlier loss, and another reply was lost meanwhile,
             # the new loss needs a second check of its own.
-            is_last = is_second and not was_lost and monotonic() >= self._may_land_until
+            is_last = is_second and not was_lost and monotonic() >= self._last_check_from
             self._second_check_at = math.inf if is_last else monotonic() + LATE_CLAIM
             return requeued_count
 

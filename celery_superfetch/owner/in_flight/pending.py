@@ -1,9 +1,10 @@
 """The leases whose state the server does not know yet, and the sends that report those states.
 
-``InFlight`` adds a lease after each event that the server has to know of, and flushes. It does so
+``InFlight`` adds a lease after each event that the server has to know of, and flushes.
+``LostClaims`` does both in a reconcile, and ``SuspectClaims`` flushes with its claims. They do so
 in every thread that has such an event: that of the consumer's loop (claims, starts, requeues), the
-pool's threads and greenlets (acks), the maintenance thread and the one that requeues at a stop, and
-in signal handlers. The heartbeat thread never does.
+pool's threads and greenlets (acks), the maintenance thread, the one that requeues at a stop and the
+one that leaves later (``LateLeave``), and in signal handlers. The heartbeat thread never does.
 
 A *waiting note* is a field beside a job in its private list (the jobs that this owner has claimed,
 on the server). It says that the job has not begun, so that the death of its owner is no strike for

@@ -4,7 +4,9 @@ is *recovered* (moved to its queue, or to probation, and counted in its history)
 (moved to the dead set; in names of code: killed).
 
 A worker's main process calls it, in the thread that handles the job (the consumer's loop, or a
-thread of the pool): ``worker/request.py`` and ``worker/settling.py`` for a lost run,
+thread of the pool). After an error of the server the call is deferred, and repeated in the
+maintenance thread (``settle`` of ``worker/settling.py``). ``worker/request.py`` and
+``worker/settling.py`` call it for a lost run,
 ``worker/job_limits.py`` before the delivery of a job over a limit, ``worker/unreadable_jobs.py``
 for a message that Celery cannot receive, ``worker/unknown_tasks.py`` for a task that no worker
 knows. In every consumer, the transport's deliveries call ``kill_unparseable`` for a payload that is
@@ -31,7 +33,7 @@ from ...model.log_text import one_line_each
 from ...model.strikes import Decision, Limits, Recovery, Running, decide
 from ...reaper.recovery import decision_of, log_failed_rules, recoveries_of, report_outcome
 from ...signals import job_killed
-from ...store.redis.server import is_server_error
+from ...store.redis.server import is_fault_of_worker
 from ...store.strike_counters import Outcome, StrikeCounters
 from .in_flight import InFlight
 from .lease import Lease
@@ -45,6 +47,7 @@ DECISION_TRIES = 5
 
 
 def kill_always(_: Recovery) -> Decision:
+    """Return KILL: the caller has decided already."""
     return Decision.KILL
 
 
@@ -209,7 +212,7 @@ class Settlement:
         try:
             return settle(rules)
         except Exception as exc:
-            if is_server_error(exc) or isinstance(exc, MemoryError):
+            if is_fault_of_worker(exc):
                 raise
             log_failed_rules(lease.job, exc)
         return settle(rules.without_user_code(self.config))

@@ -280,7 +280,11 @@ def cut(
     """Close connections by CLIENT KILL: those of ``ids`` that are connections of this package, or
     of this process by ``addresses`` (see ``recognised``). Return False if one of them may still be
     open: the server has restarted, shows an id as another program's, or forbids CLIENT LIST or
-    CLIENT KILL."""
+    CLIENT KILL.
+
+    Raises:
+        RedisError: the server cannot be reached, or refuses it only now (BUSY): none may be closed.
+    """
 
     def kill(connection: Any) -> list[Any]:
         is_own_by_id = recognised(connection, ids, addresses)
@@ -295,7 +299,8 @@ def cut(
 
 
 def addresses(client: Redis, run_id: str, ids: Sequence[int]) -> list[str]:
-    """Return the addresses, by CLIENT LIST, of those ids that are connections of this package."""
+    """Return the addresses, by CLIENT LIST, of those ids that are connections of this package.
+    Raises as ``cut``."""
 
     def list_own(connection: Any) -> list[Any]:
         is_own_by_id = recognised(connection, ids) or {}

@@ -4,7 +4,9 @@ A worker calls ``check_platform`` and ``check_server`` when it starts, in its ma
 consumer without a worker is checked when its owner registers, before its first claim. Commands call
 ``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process.
 kombu's channel of this package declares bindings within ``even_if_full`` and
-``as_connection_error``; a worker connects within ``as_connection_error``, too.
+``as_connection_error``; a worker connects within ``as_connection_error``, too. Code that settles a
+job after an error (worker, owner, reaper) calls ``is_server_error`` or ``is_fault_of_worker``; the
+inspector, ``info`` and ``setting``.
 
 The checks only read, and run the script ``return 1``: if the process dies, nothing has to be
 repaired.
@@ -128,6 +130,12 @@ def is_server_error(exc: BaseException) -> bool:
     command: the job is not to blame. But a ``DataError`` is the job's fault: redis-py refuses a
     value that the job has passed."""
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
+
+
+def is_fault_of_worker(exc: BaseException) -> bool:
+    """Return whether the server or a lack of memory is the cause of an error: neither the job nor
+    code of the user is to blame."""
+    return is_server_error(exc) or isinstance(exc, MemoryError)
 
 
 @contextmanager

@@ -54,7 +54,8 @@ IN_USE_S = 600.0
 READ_OVERDUE_S = 12.0
 
 #: Seconds for which blocking on a list, a further connection, or key tracking is not tried again
-#: after the server refused it. Queue lists are claimed from once a second meanwhile.
+#: after the server refused it. Queue lists are claimed from once a second meanwhile. The first also
+#: holds after a temporary refusal of key tracking, or of CLIENT UNBLOCK.
 BLOCK_REFUSED_S = 2.0
 CONNECTION_REFUSED_S = 60.0
 TRACKING_REFUSED_S = 60.0
@@ -325,7 +326,8 @@ class BlockingReads:
             except ResponseError as exc:
                 if not is_temporary(exc):
                     raise
-                is_ended, refused_s = False, BLOCK_REFUSED_S
+                is_ended = False
+                refused_s = BLOCK_REFUSED_S
             if is_ended:
                 for read in reads:
                     self._on_reply(read)
@@ -398,8 +400,9 @@ class BlockingReads:
             self._do_without(exc)
 
     def _do_without(self, exc: ResponseError) -> None:
-        """Note that the server refused RESP3 (there is no connection then) or key tracking: do
-        without it for a while."""
+        """Do without RESP3 (there is no connection then) or key tracking for a while, since the
+        server refused it; after a temporary refusal, for ``BLOCK_REFUSED_S`` and without a log
+        line."""
         feature: object = KeyTracker if self._tracker is None else KeyTracker.track
         if is_temporary(exc):
             self._refused[feature] = monotonic() + BLOCK_REFUSED_S

@@ -2,8 +2,8 @@
 is pending, to claim jobs, or to wait for them with blocking reads.
 
 The poller calls ``tick`` in each round of kombu's loop, and ``deliver`` for each claimed job. The
-channel calls the rest (``basic_get``, a cancelled consumer, its close). The QoS and the worker's
-stop call ``requeue_unseen`` from any thread. Four words:
+channel calls the rest (``basic_get``, a cancelled consumer, its close). The QoS and its deliveries
+call ``requeue`` and, also for the worker's stop, ``requeue_unseen`` from any thread. Four words:
 
 - A job has *landed* when a blocking read has moved it to a landing list of this owner on the
   server, from a queue that was empty. It has no claim yet; the next claim takes it from there.
@@ -13,8 +13,8 @@ stop call ``requeue_unseen`` from any thread. Four words:
   a second.
 - From a *paused* queue nothing is claimed, and no read waits on its lists. The claim script checks
   that on the server. Heartbeats, and claims that meet such a queue, report it to the owner.
-- The owner is *in doubt* once a reply was lost: its private list (its claims, on the server) may
-  have jobs that this process does not know. ``Owner.reconcile`` requeues them.
+- The owner *needs a reconcile* once a reply was lost: its private list (its claims, on the server)
+  may have jobs that this process does not know. ``Owner.reconcile`` requeues them.
 
 If the process dies, this memory is lost, and the jobs are not: claimed jobs are in the owner's
 private list, landed jobs in its landing lists, and the reaper requeues both.
@@ -163,7 +163,7 @@ class FetchLoop:
             )
 
     def next_action(self) -> Action:
-        """Return what the next tick does. This has no effect."""
+        """Return what the next tick does, for tests. This has no effect."""
         return self._action(self._lists())
 
     def _action(self, lists: QueueLists) -> Action:

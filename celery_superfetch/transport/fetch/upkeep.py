@@ -57,8 +57,9 @@ class Upkeep:
         """Make deferred calls, if this is a plain consumer, and reconcile an owner that needs
         it, as after a blocking read that is overdue; the reconcile closes the read."""
         owner, leases = self.owner, self.owner.leases
-        if owner.has_deferred_calls and not owner.executor.endless:  # a worker's maintenance thread
-            self._catch_up()  # does this in a worker
+        # In a worker the maintenance thread makes them.
+        if owner.has_deferred_calls and not owner.executor.endless:
+            self._catch_up()
         if self.reads.overdue:
             logger.warning(
                 "No reply in time on a connection that waits for a job: it is replaced, and jobs "
@@ -96,10 +97,11 @@ class Upkeep:
     def _reconcile(self) -> None:
         """Requeue the jobs that the server has for this owner and that have no lease in this
         process; then start the jobs that waited for that."""
-        # The reads are closed first: a job that a read has brought and not reported yet is in its
-        # landing list then, and is requeued with the others. The second check, a minute later,
-        # leaves them: a closed read makes a reconcile due, so an idle owner would close and open
-        # its reads each minute for ever.
+        # After a lost reply the reads are closed first: a job that a read has brought and not
+        # reported yet is in its landing list then, and is requeued with the others. A minute after
+        # that, ``LostClaims`` makes a second check due, for claims that come late. It leaves the
+        # reads open: a closed read needs a reconcile, which has a second check again, so an idle
+        # owner would close and open its reads each minute for ever.
         if self.owner.leases.needs_reconcile:
             self.reads.close()
         if requeued_count := self.owner.reconcile():

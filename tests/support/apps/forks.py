@@ -241,8 +241,8 @@ def embed() -> None:
 
 
 def embed_refused() -> None:
-    """A worker in a thread has ended, and its last job ends while the server refuses the ack; the
-    process goes on."""
+    """Run a worker in a thread until it has ended. Then its last job ends while the server refuses
+    the ack, and the process continues."""
     import redis
 
     embedded = Embedded()

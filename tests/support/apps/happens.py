@@ -103,7 +103,7 @@ def limited_forks() -> None:
 
 def short_patience_with_forks() -> None:
     """A pool without a process ends its worker after 3 s."""
-    prefork.REFUSED_FORK_REPEAT_S = 3.0
+    prefork.EMPTY_POOL_MAX_S = 3.0
 
 
 def slow_acks() -> None:
