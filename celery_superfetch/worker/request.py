@@ -557,7 +557,6 @@ class LeasedRequest(Request):
 STARTS = LeasedRequest.execute_using_pool
 
 
-@cache
 def _send_pending(owner: Any) -> None:
     """Send the pending acks of an owner now. If that fails, they stay pending, and are sent
     later."""
@@ -565,7 +564,9 @@ def _send_pending(owner: Any) -> None:
         owner.leases.post()
 
 
+@cache
 def _leased(base: Any) -> Any:
+    """Return the request class of a task: ``LeasedRequest`` in front of the task's own class."""
     return type(base.__name__, (LeasedRequest, base), {})
 
 
