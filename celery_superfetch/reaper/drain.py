@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, islice
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ from ..store.database import Database
 from ..store.private_lists import PrivateLists
 from ..store.redis.server import is_fault_of_worker
 from ..store.strike_counters import Notice, Outcome, StrikeCounters
-from .recovery import decision_of, log_failed_rules, recoveries_of, report_outcome
+from .recovery import Rules, decision_of, log_failed_rules, recoveries_of, report_outcome
 from .report import Report
 
 #: Most jobs, and most bytes, that one script reads or moves. Both are small, since the server
@@ -91,8 +92,10 @@ class OwnerDrain:
         self.database = database
         self.lists = PrivateLists(database)
         self.strike_counters = StrikeCounters(database)
-        self.limits = limits
-        self.notice = notice
+        #: They call code of the user: the limits of the app's tasks, receivers of signals.
+        self._rules = Rules(limits, partial(decision_of, sender=sender), notice)
+        #: They call none.
+        self._plain_rules = Rules(Limits.of(database.config), self._decide, None)
         self.sender = sender
         #: Owners that a pass of this process is draining at the moment. Another pass of the process
         #: leaves them alone (``Reaper._drain_tombstones``).
@@ -168,7 +171,7 @@ class OwnerDrain:
         user, so that no job stays in the private list for ever."""
         owner = death.record.owner
         try:
-            return self._move(death, jobs)
+            return self._move(death, jobs, self._rules)
         except Exception as exc:
             if isinstance(exc, RedisError):
                 # Ask anything. If this raises, too, the server is away, and no job is at fault.
@@ -181,35 +184,28 @@ class OwnerDrain:
             log_failed_rules(jobs[0], exc)
             death.report.errors += 1
         try:
-            return self._move(death, jobs, with_user_code=False)
+            return self._move(death, jobs, self._plain_rules)
         except Exception as exc:
             death.report.failed(f"job {jobs[0].title} (owner={owner})", exc)
             return []
 
-    def _move(self, death: Death, jobs: list[Job], *, with_user_code: bool = True) -> list[Outcome]:
-        """Decide on jobs of one queue list, and move them. ``with_user_code``: the limits of the
-        app's tasks and the receivers of ``job_recovering`` have a say, and callers are informed."""
+    def _move(self, death: Death, jobs: list[Job], rules: Rules) -> list[Outcome]:
+        """Decide on jobs of one queue list by ``rules``, and move them."""
         record = death.record
         recoveries = recoveries_of(
             jobs,
             self.strike_counters,
             death.running,
-            self.limits if with_user_code else Limits.of(self.database.config),
+            rules.limits,
             death.struck,
             reason=death.reason,
             app_name=record.app,
             node=record.node,
         )
-        decided = [
-            (
-                recovery,
-                decision_of(recovery, self.sender) if with_user_code else self._decide(recovery),
-            )
-            for recovery in recoveries
-        ]
+        decided = [(recovery, rules.decide(recovery)) for recovery in recoveries]
         expires = record.lists.get(jobs[0].queue_list, 0)
         outcomes = self.strike_counters.carry_out(
-            decided, expires, marked=True, notice=self.notice if with_user_code else None
+            decided, expires, marked=True, notice=rules.notice
         )
         moved = [outcome.recovery for outcome in outcomes if outcome.answer == b"ok"]
         death.struck.update(

@@ -18,7 +18,8 @@ move, only the log line and the last signal are missing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..model.dead_job import DeadJob
@@ -37,9 +38,19 @@ from ..model.strikes import (
     strike_summary,
 )
 from ..signals import job_killed, job_recovered, job_recovering
-from ..store.strike_counters import Outcome, StrikeCounters
+from ..store.strike_counters import Notice, Outcome, StrikeCounters
 
 logger = one_line_each(logging.getLogger(__name__))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules by which a job is decided on. The app's rules call code of the user; if that
+    raises, the caller decides by the package's own (see ``log_failed_rules``)."""
+
+    limits: Limits
+    decide: Callable[[Recovery], Decision]
+    notice: Notice | None  # makes the failure notification; None: the caller is not informed
 
 
 def recoveries_of(

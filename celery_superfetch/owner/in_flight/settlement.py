@@ -22,19 +22,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...model.config import Config
 from ...model.dead_job import DeadJob
 from ...model.humanize import command
 from ...model.log_text import one_line_each
 from ...model.strikes import Decision, Limits, Recovery, Running, decide
-from ...reaper.recovery import decision_of, log_failed_rules, recoveries_of, report_outcome
+from ...reaper.recovery import Rules, decision_of, log_failed_rules, recoveries_of, report_outcome
 from ...signals import job_killed
 from ...store.redis.server import is_fault_of_worker
-from ...store.strike_counters import Outcome, StrikeCounters
+from ...store.strike_counters import Notice, Outcome, StrikeCounters
 from .in_flight import InFlight
 from .lease import Lease
 from .suspect_claims import SuspectClaims
@@ -49,21 +48,6 @@ DECISION_TRIES = 5
 def kill_always(_: Recovery) -> Decision:
     """Return KILL: the caller has decided already."""
     return Decision.KILL
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """The rules by which a job is decided on; ``notice``: its caller is informed if it is
-    dead-lettered."""
-
-    limits: Limits
-    decide: Callable[[Recovery], Decision]
-    notice: bool = True
-
-    def without_user_code(self, config: Config) -> _Rules:
-        """Return rules that call neither the app's tasks nor receivers, and make no notice."""
-        how = kill_always if self.decide is kill_always else decide
-        return _Rules(Limits.of(config), how, notice=False)
 
 
 class Settlement:
@@ -120,7 +104,7 @@ class Settlement:
         and compares it with no limit.
         """
 
-        def kill(rules: _Rules) -> Outcome | None:
+        def kill(rules: Rules) -> Outcome | None:
             for _ in range(DECISION_TRIES):
                 recovery = self._recovery(lease, "", Running(), rules.limits)
                 # ``recoveries`` counts the recovery that would come now: 1 means none before.
@@ -136,7 +120,8 @@ class Settlement:
                     return done
             return None
 
-        done = self._by_rules(lease, _Rules(limits, partial(decision_of, sender=sender)), kill)
+        rules = Rules(limits, partial(decision_of, sender=sender), self.in_flight.executor.notice)
+        done = self._by_rules(lease, rules, kill)
         return report_outcome(done, sender) if done else None
 
     def kill_without_notice(
@@ -197,13 +182,15 @@ class Settlement:
         **changes: Any,
     ) -> Outcome | None:
         """Settle a job by ``_decide``; arguments as there."""
-        rules = _Rules(limits, how, notice)
-        return self._by_rules(
-            lease, rules, lambda rules: self._decide(lease, reason, running, rules, **changes)
-        )
+        rules = Rules(limits, how, self.in_flight.executor.notice if notice else None)
+
+        def settle(rules: Rules) -> Outcome | None:
+            return self._decide(lease, reason, running, rules, **changes)
+
+        return self._by_rules(lease, rules, settle)
 
     def _by_rules(
-        self, lease: Lease, rules: _Rules, settle: Callable[[_Rules], Outcome | None]
+        self, lease: Lease, rules: Rules, settle: Callable[[Rules], Outcome | None]
     ) -> Outcome | None:
         """Call ``settle`` with the app's rules, which call code of the user. If that raises, and
         neither the server nor a lack of memory is the cause, call it with the package's own rules.
@@ -215,10 +202,11 @@ class Settlement:
             if is_fault_of_worker(exc):
                 raise
             log_failed_rules(lease.job, exc)
-        return settle(rules.without_user_code(self.config))
+        how = kill_always if rules.decide is kill_always else decide
+        return settle(Rules(Limits.of(self.config), how, notice=None))
 
     def _decide(
-        self, lease: Lease, reason: str, running: Running, rules: _Rules, **changes: Any
+        self, lease: Lease, reason: str, running: Running, rules: Rules, **changes: Any
     ) -> Outcome | None:
         """Decide on a job by ``rules`` and carry the decision out. If the job's counters have
         changed in between, decide again, ``DECISION_TRIES`` times in all. Return None if none of
@@ -259,7 +247,7 @@ class Settlement:
         return recovery
 
     def _carry_out(
-        self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: bool = True
+        self, lease: Lease, recovery: Recovery, decision: Decision, *, notice: Notice | None
     ) -> Outcome | None:
         """Carry a decision out. Return None if the job's counters have changed since the decision
         (the script answers ``recounted``), or ownership was lost (``moved``). If an earlier call
@@ -268,10 +256,9 @@ class Settlement:
         if lease.is_gone:
             return None
         expires = in_flight.pending.expires.get(queue_list, 0)
-        make = in_flight.executor.notice if notice else None
         try:
             [outcome] = self.strike_counters.carry_out(
-                [(recovery, decision)], expires, marked=False, notice=make
+                [(recovery, decision)], expires, marked=False, notice=notice
             )
         except BaseException:
             if decision is Decision.KILL:
@@ -283,7 +270,7 @@ class Settlement:
             if killed := self._killed_by_earlier_call(lease):
                 in_flight.drop(lease)
                 # ``report_outcome`` sends no signal if a notice was queued, which sends it.
-                has_notice = make is not None and killed.parsed
+                has_notice = notice is not None and killed.parsed
                 dead_id = killed.digest.encode()
                 return Outcome(killed, b"ok", dead_id, b"" if has_notice else None)
             in_flight.lose(lease)
