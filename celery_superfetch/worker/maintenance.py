@@ -70,11 +70,10 @@ class MaintenanceThread(threading.Thread):
     def __init__(self, app: Celery) -> None:
         super().__init__(name="superfetch-maintenance", daemon=True)
         self.over = threading.Event()
-        #: Owner -> its maintenance, made at the first call; owner -> its outages, since each owner
+        #: Owner -> its maintenance, made at the first call; owner -> its outage, since each owner
         #: may be on another server.
         self._maintenance_of = cache(partial(OwnerMaintenance, app))
         self._outage_of = cache(lambda owner: Outage(logger))
-        self._refusals_of = cache(lambda owner: Outage(logger))
 
     def run(self) -> None:
         fork_gate.mark_thread()
@@ -90,7 +89,7 @@ class MaintenanceThread(threading.Thread):
                     # holds. (A pass keeps forks off for each batch by itself.)
                     with fork_gate.kept_off():
                         maintenance = self._maintenance_of(owner)
-                        self._catch_up(owner)
+                        maintenance.catch_up()
                     if outage.lasts:
                         # Most rounds send no command, so they succeed while the server is away. If
                         # such a round counted as the end of the outage, the log would report an end
@@ -121,26 +120,6 @@ class MaintenanceThread(threading.Thread):
                         "Maintenance failed and continues. If this repeats, the worker detects "
                         "no dead workers: restart it, and report the error with its traceback."
                     )
-
-    def _catch_up(self, owner: Owner) -> None:
-        """Make the deferred calls of an owner. If the server refuses one, log that, and return: the
-        server is there, so the rest of the round (the detection of dead workers) goes on."""
-        refusals: Outage = self._refusals_of(owner)
-        try:
-            owner.catch_up()
-        except ResponseError as exc:
-            refusals.failed(
-                "Redis refused to settle a job of this worker (%s, owner=%s): the job stays in "
-                "Redis, in this worker's private list, until Redis accepts it or this worker ends. "
-                "Other jobs, and the detection of dead workers, continue. Tried again every %g s. "
-                "%s.",
-                exc,
-                owner.name,
-                HOST_CHECK_INTERVAL_S,
-                _advice(exc),
-            )
-        else:
-            refusals.ended("Redis accepts the settlement of this worker's jobs")
 
 
 def _advice(refusal: ResponseError) -> str:
@@ -187,6 +166,26 @@ class OwnerMaintenance:
         self._next_pass = self._next_count = self._next_memory = 0.0
         self._next_judged: dict[str, float] = {}
         self.passes: deque[Steps[Report]] = deque()  # those under way, the next in turn first
+        self._refusals = Outage(logger)  # of the owner's deferred calls
+
+    def catch_up(self) -> None:
+        """Make the deferred calls of the owner. If the server refuses one, log that, and return:
+        the server is there, so the rest of the round (the detection of dead workers) goes on."""
+        try:
+            self.owner.catch_up()
+        except ResponseError as exc:
+            self._refusals.failed(
+                "Redis refused to settle a job of this worker (%s, owner=%s): the job stays in "
+                "Redis, in this worker's private list, until Redis accepts it or this worker ends. "
+                "Other jobs, and the detection of dead workers, continue. Tried again every %g s. "
+                "%s.",
+                exc,
+                self.owner.name,
+                HOST_CHECK_INTERVAL_S,
+                _advice(exc),
+            )
+        else:
+            self._refusals.ended("Redis accepts the settlement of this worker's jobs")
 
     def tick(self, now: float) -> None:
         """Make one round. Raises RedisError if the server cannot be reached: then no owner is
@@ -200,8 +199,8 @@ class OwnerMaintenance:
         # judges all owners of this host, since others may have died with it.
         if self._sees_death():
             self._reap(self.owner.host_peers, f"host:{ProcessImage.current().host}")
-        if silent := self._stale_due(now):
-            self._reap(silent, "remote")
+        if stale := self._stale_due(now):
+            self._reap(stale, "remote")
         if now >= self._next_pass:
             self._next_pass = now + self.reaper.config.reap_interval
             self._begin(scheduled_pass_in_steps(self.reaper, self.owner.record.node))
