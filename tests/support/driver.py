@@ -486,6 +486,10 @@ class Driver:
         """Dead-letter a job that Celery cannot receive or run; return the dead job."""
         return self._settlement.kill(self._lease(job), reason, sender)
 
+    def kill_without_notice(self, job: Job, reason: str) -> DeadJob | None:
+        """Dead-letter a job whose caller the caller of this informs; return the dead job."""
+        return self._settlement.kill_without_notice(self._lease(job), reason)
+
     def kill_unparseable(self, job: Job) -> DeadJob | None:
         """Dead-letter a payload that is no message; return the dead job."""
         return self._settlement.kill_unparseable(self._lease(job))

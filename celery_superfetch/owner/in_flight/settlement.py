@@ -107,9 +107,7 @@ class Settlement:
         def kill(rules: Rules) -> Outcome | None:
             for _ in range(DECISION_TRIES):
                 recovery = self._recovery(lease, "", Running(), rules.limits)
-                # ``recoveries`` counts the recovery that would come now: 1 means none before.
-                counted = recovery.recoveries > 1 or recovery.stops
-                if not counted or not recovery.history:
+                if not recovery.history:  # it was never recovered or stopped
                     return None
                 latest = recovery.latest()
                 kills = decide(latest) is Decision.KILL and rules.decide(latest) is Decision.KILL

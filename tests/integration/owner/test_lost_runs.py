@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
@@ -21,13 +21,26 @@ from celery_superfetch.model.strikes import (
     Recovery,
     decide,
 )
-from celery_superfetch.signals import job_recovering
+from celery_superfetch.signals import job_killed, job_recovering
 from support.driver import Driver, Executor
 from support.servers.faulty import Fault
 from support.workers.bench import Bench, lost_job, payload
 
 Lose = Callable[..., DeadJob | None]
 _numbers = count(1)
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """The dead jobs that receivers of ``job_killed`` were told of."""
+    jobs: list[str] = []
+
+    def hear(job: DeadJob, **_: object) -> None:
+        jobs.append(job.id)
+
+    job_killed.connect(hear)
+    yield jobs
+    job_killed.disconnect(hear)
 
 
 def nobodys_app() -> str:
@@ -277,15 +290,45 @@ def test_who_comes_back_over_its_limit_by_no_fault_of_its_own_is_spared(bench, o
     assert bench.driver.kill_if_over_limit(job, sender, Limits(lambda _: None, 20)) is None
 
 
-@pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b""], ids=repr)
-def test_what_is_no_message_is_quarantined(bench, owner, raw):
+#: Its JSON is a message's, and kombu cannot deliver it: a delivery tag has to be hashable.
+UNDELIVERABLE = payload(1).replace(b'"tag-1"', b"[]")
+
+
+@pytest.mark.parametrize("raw", [b"no JSON", b"\xff\x00", b"", UNDELIVERABLE], ids=repr)
+def test_what_is_no_message_is_quarantined(bench, owner, raw, caplog, told):
     [claimed] = bench.take(owner, raw)
-    bench.driver.kill_unparseable(claimed.job)
+    dead = bench.driver.kill_unparseable(claimed.job)
     [job] = bench.dead_set.find()
     assert (job.payload, job.reason, job.strikes) == (raw, "unparseable payload", 0)
-    assert not job.parsed
+    assert bench.client.zrange(bench.keys.dead_junk, 0, -1) == [job.id.encode()], "it has its cap"
     assert bench.private(owner) == bench.queue() == []
     assert len(bench.driver) == 0
+    assert dead is not None
+    assert dead.record() == job.record()
+    assert told == [job.id], "by the signal, since no notice is made of it"
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"bytes={len(raw)}, begins={raw[:40]!r}" in line
+    assert f"dead show {job.id}`" in line
+
+
+def test_what_is_no_message_and_was_taken_away_is_not_quarantined(bench, owner, caplog, told):
+    [claimed] = bench.take(owner, b"no JSON")
+    bench.client.delete(bench.keys.private(owner.owner))
+    assert bench.driver.kill_unparseable(claimed.job) is None
+    assert (told, list(bench.dead_set.find())) == ([], [])
+    assert "Unparseable" not in caplog.text
+
+
+@pytest.mark.parametrize("by", ["kill", "kill_without_notice"])
+def test_a_job_that_never_ran_is_not_under_the_cap_of_those_that_did(bench, owner, told, by):
+    """Whoever sends jobs of an unknown task pushes none out that ran."""
+    [claimed] = bench.take(owner, payload(1))
+    sender = [nobodys_app()] if by == "kill" else []
+    dead = getattr(bench.driver, by)(claimed.job, "cannot be received", *sender)
+    assert dead is not None
+    assert dead.never_ran
+    assert bench.client.zrange(bench.keys.dead_never_ran("shop"), 0, -1) == [dead.id.encode()]
+    assert told == [dead.id]
 
 
 def test_a_job_whose_history_changes_at_each_try_to_kill_it_is_requeued(bench, owner, client):
@@ -342,6 +385,22 @@ def unknown(task: str | None) -> int:
 FAILING = Limits(unknown, 20, unknown)
 
 
+def test_a_job_whose_caller_somebody_else_informs_gets_no_notice(bench, owner):
+    class Noting(Executor):
+        @staticmethod
+        def notice(queue_list: str) -> bytes:
+            return b"killed: @dead_id@"
+
+    driver = Driver.over(bench.database, Noting())
+    bench.push("mail", payload(1), payload(2))
+    known, unknown = driver.claim(owner.owner, ["mail"], 2).jobs
+    assert driver.kill_without_notice(unknown.job, "unknown task") is not None
+    assert bench.queue() == []
+    dead = driver.kill(known.job, "cannot be received", nobodys_app())
+    assert dead is not None
+    assert bench.queue() == [f"killed: {dead.id}".encode()], "the control"
+
+
 def unmade(queue_list: str) -> bytes:
     """A notice that cannot be made."""
     raise ValueError(queue_list)
@@ -390,6 +449,35 @@ def test_an_error_of_the_server_or_of_the_worker_decides_nothing(bench, owner, e
     with pytest.raises(error):
         bench.driver.recover_or_kill(claimed.job, "lost", nobodys_app(), Limits(refused, 20))
     assert bench.private(owner) == [payload(1)]
+
+
+def test_a_recovery_that_the_server_refuses_decides_nothing(bench, owner, lose):
+    [claimed] = bench.take(owner, payload(1))
+    bench.client.set("mail", "of another program")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        lose(claimed.job)
+    assert bench.private(owner) == [payload(1)]
+    assert claimed.job in bench.driver
+    bench.client.delete("mail")
+    assert lose(claimed.job) is None
+    assert bench.queue() == [payload(1)]
+    assert bench.counters(payload(1)).strikes == 1
+
+
+def test_this_process_knows_at_once_of_a_job_that_it_put_on_probation(bench, owner, lose):
+    """Its next claim of a suspect would else wait for a heartbeat."""
+    known = []
+    for suspect in (False, True):
+        bench.push("mail", payload(suspect))
+        if suspect:
+            alongside = {"deaths": 1, "strikes": 1, "recoveries": 1, "alongside": 1}
+            bench.client.hset(bench.keys.history(digest(payload(True))), mapping=alongside)
+            bench.client.set(bench.keys.has_history, 1)
+        [claimed] = bench.take(owner)
+        assert lose(claimed.job) is None
+        known.append({*bench.driver.suspect_lists})
+        bench.client.delete("mail")
+    assert known == [set(), {"mail"}]
 
 
 def test_half_a_character_in_the_name_of_a_task_keeps_no_job(bench, owner, lose):
