@@ -2,8 +2,8 @@
 queues.
 
 `superfetch migrate` (``cli/stock.py``) calls ``take_over``, with `--wait` once a second until no
-stock worker is connected. A batch of jobs moves in one transaction: if the process dies, each job
-is in kombu's hash or on its queue, and another `migrate` moves the rest.
+stock worker is connected. A batch of jobs moves in one script: if the process dies, each job is in
+kombu's hash or on its queue, and another `migrate` moves the rest.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..model.humanize import number
 from ..model.job import parse
 from ..store.database import chunks
 from ..store.queues import Queues
-from .stock_unacked import StockConsumer, Unacked, UnackedEntry
+from .stock_unacked import Moved, StockConsumer, Unacked, UnackedEntry
 
-#: Jobs moved in one transaction. Each change that a stock worker makes meanwhile repeats it.
+#: Jobs moved in one script. While it runs, the server answers no other client.
 MIGRATE_BATCH = 25
 
 #: Message, exchange and routing key -> its queue lists -> ms of x-expires; none: it goes nowhere.
@@ -94,15 +94,21 @@ def take_over(
         if not lists:
             return {}, "no queue is bound to its exchange and routing key"
         if not all(queues.can_take([*lists])):
-            return {}, f"{' or '.join(lists)} is not a queue: the key has another type"
+            return {}, not_a_queue(lists)
         return lists, ""
+
+    def leave(job: UnackedEntry, why: str) -> None:
+        payload, exchange, routing_key = job.read()
+        _, task, task_id, *_ = parse(payload)
+        tag = job.tag.decode(errors="replace")
+        report.left.append(Left(tag, why, task, task_id, exchange, routing_key))
 
     # Newest first, each to the front: the oldest is claimed next, also if another pass goes on.
     for some in chunks(tags, MIGRATE_BATCH):
         bound: dict[UnackedEntry, tuple[bytes, Mapping[str, int]]] = {}
         for job in unacked.read(some):
             payload, exchange, routing_key = job.read()
-            message, task, task_id, *_ = parse(payload)
+            message = parse(payload)[0]
             try:
                 lists, why = way_of(message, exchange, routing_key)
             except (ConnectionError, TimeoutError):
@@ -112,15 +118,23 @@ def take_over(
                 # over one of them ended the command, no job after this one would ever move.
                 lists, why = {}, f"its queue cannot be found: {class_name(exc)}: {message_of(exc)}"
             if why:
-                tag = job.tag.decode(errors="replace")
-                report.left.append(Left(tag, why, task, task_id, exchange, routing_key))
+                leave(job, why)
             else:
                 bound[job] = payload, lists
-        for job in bound if dry_run else unacked.move(bound):
-            report.requeued += 1
-            report.queues.update([*bound[job][1]])
+        outcomes = dict.fromkeys(bound, Moved.YES) if dry_run else unacked.move(bound)
+        for job, outcome in outcomes.items():
+            lists = bound[job][1]
+            if outcome is Moved.YES:
+                report.requeued += 1
+                report.queues.update([*lists])
+            elif outcome is Moved.NO_QUEUE:
+                leave(job, not_a_queue(lists))
     report.gone = report.found - report.requeued - len(report.left)
     return report
+
+
+def not_a_queue(lists: Mapping[str, int]) -> str:
+    return f"{' or '.join(lists)} is not a queue: the key has another type"
 
 
 def _refusal(consumers: list[StockConsumer] | None, jobs: int) -> str:

@@ -5,8 +5,8 @@ connections of these consumers.
 kombu's hash of unacked messages to their queues. The console counts them (``size``); its overview
 and `doctor` ask for ``consumers``.
 
-A batch of jobs moves in one transaction: if the process dies, each job is in the hash or on its
-queue, and a second `migrate` moves the rest.
+A batch of jobs moves in one script: if the process dies, each job is in the hash or on its queue,
+and a second `migrate` moves the rest.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
-from redis import Redis
 from redis.exceptions import ResponseError
 
 from ..model.humanize import span
-from ..model.job import UNREADABLE
+from ..model.job import UNREADABLE, digest
 from ..store.database import Database, Structure
 from ..store.redis.connections import is_own_connection
+
+
+class Moved(IntEnum):
+    """The outcome of the move of one job (``migrate.lua``)."""
+
+    CHANGED = 0  # it was acked, or delivered again, since it was read
+    YES = 1
+    NO_QUEUE = 2  # it stays: one of its queue lists has become a key of another type
 
 
 class UnackedEntry(NamedTuple):
@@ -118,44 +126,34 @@ class Unacked(Structure):
         listed = [tag for tag in self.client.zrange(self.index, 0, -1)[::-1] if tag in there]
         return list(dict.fromkeys([*listed, *there]))
 
-    def read(self, tags: Sequence[bytes], client: Redis | None = None) -> list[UnackedEntry]:
+    def read(self, tags: Sequence[bytes]) -> list[UnackedEntry]:
         """Return the entries with these tags (one at least), except those that were acked
         meanwhile."""
-        client = client or self.client
         names: Any = tags
-        since: Any = client.zmscore(self.index, names)
-        rows = zip(tags, since, client.hmget(self.name, tags), strict=True)
+        since: Any = self.client.zmscore(self.index, names)
+        rows = zip(tags, since, self.client.hmget(self.name, tags), strict=True)
         return [UnackedEntry(*row) for row in rows if row[-1] is not None]
 
     def move(
         self, jobs: Mapping[UnackedEntry, tuple[bytes, Mapping[str, int]]]
-    ) -> list[UnackedEntry]:
-        """Move jobs to the front of their queue lists in one transaction; return those that were
-        moved. A job that was acked or delivered again since it was read is not moved. If stock
-        workers change the hash meanwhile, the transaction is repeated.
+    ) -> dict[UnackedEntry, Moved]:
+        """Move jobs to the front of their queue lists in one script; return the outcome of each. If
+        the server refuses the script, the jobs stay in the hash: in a transaction (MULTI), a
+        refused push would not undo the removal of its job.
 
         Arguments:
             jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
                 Each has one queue list at least, or the job would be gone; a message of a fanout
-                or topic exchange may have several. Without any job nothing is sent.
+                or topic exchange may have several.
         """
-        if not jobs:
-            return []  # ``read`` would ask for the scores of no tag, which redis-py refuses
-
-        def transaction(pipe: Any) -> list[UnackedEntry]:
-            same = [job for job in self.read([job.tag for job in jobs], pipe) if job in jobs]
-            pipe.multi()
-            for job in same:
-                message, lists = jobs[job]
-                pipe.hdel(self.name, job.tag)
-                pipe.zrem(self.index, job.tag)
-                for queue_list, expires in lists.items():
-                    pipe.rpush(self.keys.queue(queue_list), message)
-                    if expires:
-                        pipe.pexpire(self.keys.queue(queue_list), expires)
-            return same
-
-        moved = self.client.transaction(
-            transaction, self.name, self.index, value_from_callable=True
-        )
-        return list(moved)
+        queue_lists = list(dict.fromkeys(name for _, lists in jobs.values() for name in lists))
+        number_of = {name: number for number, name in enumerate(queue_lists, 1)}
+        args: list[Any] = []
+        for job, (message, lists) in jobs.items():
+            since = "" if job.since is None else repr(job.since)
+            args += [job.tag, since, digest(job.value), message, len(lists)]
+            for name, expires in lists.items():
+                args += [number_of[name], expires]
+        keys = [self.name, self.index, *map(self.keys.queue, queue_lists)]
+        outcomes = self.scripts.run("migrate", keys, args)
+        return dict(zip(jobs, map(Moved, outcomes), strict=True))

@@ -275,6 +275,59 @@ def test_jobs_that_were_all_acked_since_the_list_are_gone(url, client, migrate, 
     assert (report.requeued, report.gone, client.llen("mail")) == (1, MIGRATE_BATCH, 1)
 
 
+def becoming_a_string(client: redis.Redis, key: str, monkeypatch: Any) -> None:
+    """Let a queue list become a key of another type between the check of its type and the move."""
+    move = Unacked.move
+
+    def late(unacked: Unacked, jobs: Any) -> Any:
+        client.set(key, "by something else")
+        return move(unacked, jobs)
+
+    monkeypatch.setattr(Unacked, "move", late)
+
+
+def test_a_queue_that_becomes_another_type_before_the_move_costs_no_job(
+    url, client, migrate, monkeypatch
+):
+    """A transaction of the server goes on after an error: the job left the hash, and was pushed
+    nowhere. The jobs of the other queues move."""
+    publish(url, "mail", "m")
+    publish(url, "post", "p")
+    delivered(url, "mail", "post", count=2)
+    held = {tag for tag, value in client.hgetall("unacked").items() if b'"mail"' in value}
+    with monkeypatch.context() as context:
+        becoming_a_string(client, "mail", context)
+        report = migrate()
+    [left] = report.left
+    assert (left.routing_key, left.why) == (
+        "mail",
+        "mail is not a queue: the key has another type",
+    )
+    assert (report.requeued, report.gone, report.queues) == (1, 0, {"post": 1})
+    assert {*client.hkeys("unacked")} == {*client.zrange("unacked_index", 0, -1)} == held
+    client.delete("mail")
+    assert migrate().requeued == 1
+    assert [*client.hkeys("unacked")] == []
+
+
+@pytest.mark.parametrize("command", ["hget", "hdel", "zrem", "zscore", "rpush"])
+def test_a_user_who_may_not_do_all_of_it_moves_nothing(url, client, migrate, command):
+    publish(url, "mail", "m")
+    before = lists(client)
+    delivered(url, "mail", count=1)
+    held = client.hgetall("unacked")
+    client.execute_command("ACL", "SETUSER", "default", f"-{command}")
+    try:
+        with pytest.raises(redis.ResponseError):
+            migrate()
+    finally:
+        client.execute_command("ACL", "SETUSER", "default", f"+{command}")
+    assert client.hgetall("unacked") == held
+    assert lists(client) == {}
+    assert migrate().requeued == 1
+    assert messages(lists(client)["mail"]) == messages(before["mail"], redelivered=True)
+
+
 ODD = {
     "a list": ([1], "mail", None, "it is not a kombu message"),
     "a dictionary": ("", {"a": 1}, None, "it is not a kombu message"),
