@@ -11,16 +11,19 @@ job is moved to the dead set.
 
 If the worker dies before the park is sent, the job is in its owner's private list in Redis, and the
 reaper of another worker recovers it, without a strike unless its start was recorded (a claim
-records the starts of as many jobs as slots are free). If the worker dies between the move to the
-dead set and the call of Celery's method, the publisher gets no result, and the chord of the job is
-not failed; the job itself is in the dead set.
+records the starts of as many jobs as slots are free). Before a job of an unknown task is moved to
+the dead set, Celery's method stores its failure, and its chord is failed. If the result backend is
+away, the move also queues a *notice* (the job that informs the caller later). If the worker dies
+between the two, the job is recovered, and its caller is informed once more.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import copy
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -28,8 +31,9 @@ from celery.app.task import Context
 from celery.exceptions import NotRegistered
 from celery.utils.log import get_logger
 
+from ..app.backend_lock import BACKEND_PAUSE_S
 from ..app.chords import fail_part
-from ..model.foreign import kind_of, message_of
+from ..model.foreign import describe, kind_of, message_of
 from ..model.humanize import command
 from ..model.log_text import one_line_each
 from ..model.owner_record import OwnerRecord
@@ -68,6 +72,7 @@ class Discards:
         self.worker = worker
         self._others: list[OwnerRecord] = []
         self._asked_at = -PEERS_REUSED_S
+        self._failed_at = -inf  # monotonic s; when the result backend last failed
         self._last_return = 0.0  # monotonic s; when the job that was parked last returns
         for name in ("on_unknown_task", "on_invalid_task", "on_decode_error"):
             discard = getattr(worker.consumer, name)
@@ -96,9 +101,13 @@ class Discards:
         if not is_unknown:
             settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
             return discard(*args)  # Celery's, for its log and its signal
-        # Without a failure notification: Celery's method, called next, informs the caller. If the
-        # server is away, this raises, the consumer reconnects, and the job is requeued.
-        dead = delivery.end_by(owner.settlement.kill_without_notice, f"{here}; {why}")
+        if not delivery.is_open:
+            return None
+        kill = owner.settlement.kill_without_notice
+        if not self._informs_caller(delivery, discard, *args):
+            kill = partial(owner.settlement.kill, sender=self.worker.app)
+        # If the server is away, this raises, the consumer reconnects, and the job is requeued.
+        dead = delivery.end_by(kill, f"{here}; {why}")
         if dead is not None:
             logger.error(
                 "Job %s moved to the dead set: %s. Deploy a worker that has its task, then "
@@ -108,8 +117,30 @@ class Discards:
                 command(),
                 dead.id,
             )
-            self._discard(discard, *args)  # Celery's, which stores the failure for its caller
         return None
+
+    def _informs_caller(self, delivery: Delivery, discard: Callable[..., None], *args: Any) -> bool:
+        """Store the failure of a job of an unknown task by Celery's method, and fail its chord;
+        return whether that has succeeded. If it came after the move to the dead set and failed, the
+        caller would never be informed."""
+        if monotonic() - self._failed_at < BACKEND_PAUSE_S:
+            return False
+        *body, message, exc = args
+        unsettled = copy(message)  # Celery's method rejects it, and its job is still to be moved
+        unsettled.reject_log_error = lambda *_, **__: None
+        try:
+            self._discard(discard, *body, unsettled, exc)
+        except Exception as error:
+            self._failed_at = monotonic()
+            logger.warning(
+                "The failure of job %s, whose task is unknown, could not be stored (%s): a failure "
+                "notification informs its caller when the result backend answers. Check the "
+                "result backend.",
+                delivery.job.title,
+                describe(error),
+            )
+            return False
+        return True
 
     def _discard(self, discard: Callable[..., None], *args: Any) -> None:
         """Discard a message as Celery does, and fail the chord that waits for a job of an unknown

@@ -14,6 +14,13 @@ from support.waiting import always, eventually
 #: A task of the app `builder`, which the shop does not have.
 NEW = "shop.build"
 
+#: The result backend is asked once more, and not for 20 s.
+IMPATIENT = {
+    "result_backend_transport_options": {"retry_policy": {"max_retries": 1, "interval_start": 0}}
+}
+#: Any error of the backend becomes Celery's own one, which is not one of a server.
+OTHER_ERROR = {"result_backend_always_retry": True, "result_backend_max_retries": 1}
+
 
 def returned(app: Celery, client: Any, times: int, count: int = 1) -> bytes:
     """So many jobs that nobody knows and that have gone back so many times; one of them."""
@@ -55,7 +62,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     sent = app.send_task(NEW, ("a",))
     with pytest.raises(NotRegistered):
         sent.get(timeout=20)
-    [dead] = db.dead()
+    [dead] = eventually(db.dead)
     assert dead["task"] == NEW
     assert (
         dead["reason"]
@@ -71,6 +78,33 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
     assert anew.get(timeout=20) == "a"
     assert ledger.runs() == {"a": 1}
     assert one.alive()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+@pytest.mark.parametrize("conf", [{}, OTHER_ERROR], ids=["", "not an error of a server"])
+def test_a_caller_is_informed_when_the_result_backend_is_back(
+    worker, app, make_app, ledger, db, fresh_server, pool, conf
+):
+    """An error of Redis was taken for a lost connection to the broker, and another one ended the
+    worker. The job was in the dead set already, and its caller waited for ever."""
+    results = fresh_server()
+    results.stop()
+    conf = {**IMPATIENT, **conf}
+    one = worker(pool=pool, concurrency=1, result_url=results.url(), conf=conf)
+    jobs = [app.send_task(NEW, (f"n{number}",)) for number in range(3)]
+    app.send_task("shop.note", ("behind",), ignore_result=True)
+    eventually(lambda: len(db.dead()) == 3)
+    eventually(lambda: "behind" in ledger.finishes())
+    assert one.log().count("a failure notification informs its caller") == 1
+    assert "Connection to broker lost" not in one.log()
+    results.start()
+    reader = make_app(superfetch=False, conf={"result_backend": results.url()})
+    for job in jobs:
+        with pytest.raises(Exception, match="is not registered"):
+            reader.AsyncResult(job.id).get(timeout=60)
+    eventually(db.settled)
+    assert one.alive()
+    assert len(db.dead()) == 3
 
 
 def test_it_ends_where_all_give_it_to_each_other(worker, app, db, client):
