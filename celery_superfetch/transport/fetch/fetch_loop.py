@@ -397,9 +397,10 @@ class FetchLoop:
 
     def _landed(self, landed: Landed, waited_s: float) -> None:
         """Take over a job that a blocking read has brought: the next claim takes it from its
-        landing list. Requeue it if there is no room for it any more, or its queue is paused."""
-        is_paused = self._lists().is_paused(landed.queue_list)
-        if landed.owner != self.owner.name or is_paused or not self._credit().room:
+        landing list. Requeue it if there is no room for it any more, its queue is paused, or its
+        consumer was cancelled (an exception that interrupts the cancel leaves the read waiting)."""
+        is_open = self._lists().is_open(landed.queue_list)
+        if landed.owner != self.owner.name or not is_open or not self._credit().room:
             return self.owner.return_landed(landed.owner, [landed.queue_list])
         may_be_one_of_many = bool(self.backlog) or waited_s < AT_ONCE
         self.backlog.landed.append(landed)

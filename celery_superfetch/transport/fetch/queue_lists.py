@@ -50,11 +50,12 @@ class QueueLists:
     def set_paused(self, queues: frozenset[str]) -> None:
         """Set which queues are paused; names of other queues may be among them."""
         self.paused = queues
-        self.open_names = [name for name in self.names if not self.is_paused(name)]
+        self.open_names = [name for name in self.names if self.is_open(name)]
 
-    def is_paused(self, queue_list: str) -> bool:
-        """Return whether the queue of a queue list is paused."""
-        return self.queue(queue_list) in self.paused
+    def is_open(self, queue_list: str) -> bool:
+        """Return whether the channel consumes a queue list, and its queue is not paused."""
+        queue = self._queue_of.get(queue_list)
+        return queue is not None and queue not in self.paused
 
     def queue(self, queue_list: str) -> str:
         """Return the queue of a queue list. A list that is not consumed here counts as a queue of
