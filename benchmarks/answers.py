@@ -1,10 +1,14 @@
-"""How long an answer of the page, and of the exporter, takes on a connection that stays open.
+"""Time of one answer of the web page and of the metrics exporter, on a connection that stays open.
 
     python benchmarks/answers.py [--rounds 5] [--before ../other-checkout] [--json]
 
-Each round starts a fresh process and asks ``ASKED`` times. An answer of the page is read at most
-once a second from the server, so what is measured is its making and its way: without TCP_NODELAY
-the body waits 40 ms for the client's acknowledgement of the head.
+celery_superfetch is compared with another checkout of itself (``--before``), if one is named. Each
+round starts a fresh process and sends ``ASKED`` requests; its value is their median, from request
+to end of body. The page reads the server at most once a second, so the time is that of making and
+sending the answer: without TCP_NODELAY the body would wait 40 ms for the client's acknowledgement
+of the head.
+
+Distorted by: other processes on the machine. Takes: two minutes.
 """
 
 from __future__ import annotations

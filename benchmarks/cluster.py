@@ -1,11 +1,15 @@
-"""What one slot of a cluster carries, beside a single server of its own.
+"""Throughput and cost per job of a worker on one slot of a Redis Cluster, and on a single server.
 
-The same worker drains the same jobs, from a single server and from the node of a cluster of three
-primaries that serves the slot of its prefix:
+    python benchmarks/cluster.py [--rounds 5] [--jobs 4000] [--only prefork] [--json]
 
-    python benchmarks/cluster.py [--rounds 5] [--jobs 4000] [--only prefork]
+celery_superfetch is compared with itself: the same worker drains the same jobs from a single
+server, and from that node of a cluster of three primaries which serves the slot of its prefix.
+Figures come about as in ``worker.py``.
 
-The aim: 0.95 times the jobs a second of the single server, at no more CPU of the server a job.
+The aim: 0.95 times the jobs per second of the single server, at the same Redis CPU per job.
+
+Distorted by: other processes on the machine, and the three nodes, which share its cores with the
+worker. Takes: TIME.
 """
 
 from __future__ import annotations

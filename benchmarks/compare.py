@@ -1,7 +1,8 @@
-"""Runs contenders alternately and compares their medians: what all benchmarks here share.
+"""Measures contenders alternately and compares their medians: shared by all benchmarks.
 
-A machine that is busy is busy for all of them then; what is printed is ratios, and the spread says
-how much to trust them. No time that is measured here means anything on another machine.
+The contenders take turns, so that another load on the machine slows all of them down. The results
+are ratios; the smallest and the largest value say how far to trust them. No time that is measured
+here holds for another machine.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ TRANSPORTS = {
 }
 
 #: In the environment of this process and of the workers that it starts: another checkout, whose
-#: code runs beside ours, in the same run (``--before``).
+#: code is measured in the same run (``--before``).
 CHECKOUT = "BENCHMARK_BEFORE"
 
 #: A document for each benchmark; the docs draw their plots from these.
 RESULTS = Path(__file__).resolve().parent / "results"
 
-#: What decides how fast a contender is, besides the machine.
+#: Packages whose versions decide how fast a contender is, besides the machine.
 PACKAGES = ("celery_superfetch", "celery", "kombu", "redis", "celery_redis_plus", "gevent", "rq")
 
 
@@ -60,7 +61,7 @@ class Row:
         return statistics.median(self.values[contender])
 
     def ratio(self, contender: str, to: str = STOCK) -> float | None:
-        """Its median in those of another; None where one of them was not measured."""
+        """Return the ratio of a contender's median to another's; None if one was not measured."""
         if contender not in self.values or to not in self.values or not self.median(to):
             return None
         return self.median(contender) / self.median(to)
@@ -68,7 +69,7 @@ class Row:
 
 @dataclass
 class Table:
-    """What one benchmark found.
+    """Results of one benchmark.
 
     Arguments:
         unit: of the values, "jobs/s" or "us per ack".
@@ -81,7 +82,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     #: Contender -> why it was not measured.
     skipped: dict[str, str] = field(default_factory=dict)
-    #: The contender in whose values the others are told.
+    #: The contender that is the base of the ratios.
     to: str = STOCK
 
     def measure(self, case: str, rounds: int, contenders: dict[str, Callable[[], float]]) -> Row:
@@ -102,7 +103,7 @@ class Table:
         return f"{self.title} ({self.unit}, {better} is better; {legend})"
 
     def line(self, row: Row) -> str:
-        """One row, as it is printed."""
+        """Return a row as it is printed."""
         parts = [f"{row.case:34}"]
         for name, values in row.values.items():
             ratio = row.ratio(name, self.to)
@@ -114,7 +115,7 @@ class Table:
         return "  ".join(parts)
 
     def lines_kept(self) -> str:
-        """This as JSON, a line for each case. Medians and ratios follow from the values."""
+        """Return the table as JSON, a line for each case; medians and ratios follow from values."""
         head = {
             "title": self.title,
             "unit": self.unit,
@@ -124,7 +125,7 @@ class Table:
         rows = [
             {
                 "case": row.case,
-                # What one run differs from the next by begins at the second digit.
+                # Runs differ from each other from the second digit on.
                 "values": {n: [float(f"{v:.5g}") for v in row.values[n]] for n in row.values},
             }
             for row in self.rows
@@ -148,7 +149,8 @@ def measure_all(
     The first table's row is printed at once, those of the others by ``finish_all``.
     """
     rows = [Row(case, {name: [] for name in contenders}) for _ in tables]
-    # Every order in turn: nobody is always the one who comes after the one who leaves a mess.
+    # Every order in turn: if a contender leaves load behind, it is not always the same one that
+    # suffers from it.
     orders = itertools.cycle(itertools.permutations(contenders))
     for order in itertools.islice(orders, rounds):
         for name in order:
@@ -161,7 +163,7 @@ def measure_all(
 
 
 def fetch_as(app: Any, contender: str) -> None:
-    """Let a Celery app use a contender's transport as its users do."""
+    """Configure a Celery app for a contender's transport, as its users do."""
     if contender in (OURS, BEFORE):
         import celery_superfetch  # here: the others' workers have none of it
 
@@ -171,7 +173,7 @@ def fetch_as(app: Any, contender: str) -> None:
 
 
 def import_before() -> None:
-    """Make the other checkout's package known under a name of its own, which its imports allow."""
+    """Make the other checkout's package importable under another name, which its imports allow."""
     if importlib.util.find_spec(f"{OWN}_before"):
         return
     place, maker = Path(tempfile.mkdtemp(prefix="before-")), os.getpid()
@@ -192,7 +194,8 @@ def package_before(place: Path) -> None:
 
 
 def module_before(place: str, was: str) -> Any:
-    """A module of the other checkout; ``was``: its name before there were rooms, "": None."""
+    """Import a module of the other checkout. ``was``: its name before there were rooms; "": return
+    None."""
     import_before()
     return _module(f"{OWN}_before", place, was)
 
@@ -204,7 +207,7 @@ def _module(package: str, place: str, was: str) -> Any:
 
 
 def senders() -> dict[Any, str]:
-    """The classes by which our code, and that of another checkout, send commands -> the name of
+    """Return the classes with which this checkout, and the other one, send commands -> the name of
     their method that packs some."""
     packages = [OWN]
     if CHECKOUT in os.environ:
@@ -228,7 +231,7 @@ def skipped_here() -> dict[str, str]:
 
 
 def without_plus() -> dict[str, str]:
-    """Why celery-redis-plus cannot be measured here; empty where it can."""
+    """Return why celery-redis-plus cannot be measured; empty if it can."""
     if sys.version_info < (3, 13):
         return {PLUS: f"it needs Python 3.13, this is {platform.python_version()}"}
     if importlib.util.find_spec("celery_redis_plus") is None:
@@ -241,7 +244,7 @@ def _short(value: float) -> str:
 
 
 def _note_checkout(value: str) -> Path:
-    """Note the other checkout where processes that are started find it, too."""
+    """Store the other checkout in the environment, for processes that are started, too."""
     path = Path(value).resolve()
     if not (path / OWN).is_dir():
         raise argparse.ArgumentTypeError(f"there is no {OWN} in {path}")
@@ -250,25 +253,30 @@ def _note_checkout(value: str) -> Path:
 
 
 def arguments(doc: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="of each case, alternately")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument(
         "--before", type=_note_checkout, help="another checkout, to run beside this one"
     )
+    add_json(parser)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json [FILE]``."""
     parser.add_argument(
         "--json",
         type=Path,
         nargs="?",
         const=RESULTS / f"{Path(parser.prog).stem}.json",
-        help="keep all values: in this file, or without one where the docs have them from",
+        help="store all values in this file; without one, in benchmarks/results",
     )
-    return parser
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Return the versions and the machine that a result was measured with."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": platform.system(),
@@ -283,7 +291,7 @@ def machine() -> dict[str, Any]:
 
 
 def begin(table: Table) -> None:
-    """Say what is going to be measured."""
+    """Print what is measured and with what."""
     print(table.heading)
     for name, why in table.skipped.items():
         print(f"{name} is skipped: {why}")
@@ -291,21 +299,27 @@ def begin(table: Table) -> None:
 
 
 def finish_all(args: argparse.Namespace, tables: Sequence[Table]) -> None:
-    """After ``measure_all``: show the tables whose rows were not printed, and ``finish``."""
+    """Print the tables whose rows ``measure_all`` did not print, and ``finish``."""
     for table in tables[1:]:
         table.show()
     finish(args, tables)
 
 
 def finish(args: argparse.Namespace, tables: Sequence[Table]) -> None:
-    """Write what was asked for."""
+    """Write the result, if ``--json`` asks for it."""
     if args.json:
         body = ",\n".join(table.lines_kept() for table in tables)
         args.json.write_text(f'{{"machine": {json.dumps(machine())}, "tables": [\n{body}\n]}}\n')
 
 
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write the rows of a benchmark that has no tables, one a line."""
+    body = ",\n".join(map(json.dumps, rows))
+    path.write_text(f'{{"machine": {json.dumps(machine())}, "rows": [\n{body}\n]}}\n')
+
+
 def kept(path: Path) -> list[Table]:
-    """What ``finish`` wrote."""
+    """Return the tables that ``finish`` wrote."""
     return [
         Table(
             table["title"],

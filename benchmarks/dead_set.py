@@ -1,11 +1,13 @@
-"""What it takes to work with a dead set of ten thousand jobs.
-
-A server of its own, its dead set filled by the script that kills, then what an operator does:
+"""Time of each thing that an operator does with a dead set of ten thousand jobs.
 
     python benchmarks/dead_set.py [--jobs 10000] [--bytes 1000] [--json]
 
-Times are those of this machine, client and server together. The blocks are the server's own figures
-(its slow log): how long one command or script kept everybody else waiting.
+celery_superfetch alone is measured. The script that dead-letters jobs fills the dead set of a
+server of its own; then each step runs once. A step's time is that of client and server together.
+Its longest block is the longest script or read of the server's slow log: so long no other client
+gets an answer. ``--json`` prints the rows as JSON.
+
+Distorted by: other processes on the machine; each step runs only once. Takes: a minute.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from support.workers.worker import app_env
 OWNER = "bench|1|nonce"
 #: One job in ten is of the task that is retried by filter.
 PART = 10
-#: us from which on the server notes a command; to note them all would cost more than they do.
+#: us from which on the slow log has a command; logging each would cost more than running it.
 NOTED = 20
 
 
 def fill(bench: Bench, jobs: int, size: int) -> None:
-    """Kill jobs, a hundred in a round trip, as a reaper does."""
+    """Dead-letter jobs, a hundred in a round trip, as a reaper does."""
     padding = os.urandom(size // 2).hex()
     for at in range(0, jobs, 100):
         numbers = range(at, min(at + 100, jobs))
@@ -54,13 +56,13 @@ def _task(number: int) -> str:
 
 
 def fail_all(app: Any, jobs: int) -> None:
-    """The result that a killed job leaves, for those that are going to be retried by filter."""
+    """Store the result that a dead-lettered job leaves, for the jobs that are retried by filter."""
     for number in range(0, jobs, PART):
         app.backend.store_result(f"id-{number}", PoisonPill("was killed"), states.FAILURE)
 
 
 def steps(bench: Bench, dead: DeadSet, jobs: int, size: int) -> Iterator[Any]:
-    """Name and function of each step, in order; a function returns how many jobs it was about."""
+    """Yield name and function of each step, in order; a function returns its number of jobs."""
     part = jobs // PART
 
     def retry_part() -> int:
@@ -96,7 +98,7 @@ def measure(name: str, do: Callable[[], int], bench: Bench) -> dict[str, Any]:
 
 
 def _longest(work: Work) -> Sequence[Any]:
-    """The longest script and the longest command; what runs within a script is part of it."""
+    """Return the longest script and the longest read; commands of a script are part of it."""
     scripts = [c for c in work.longest(len(work.commands)) if c.name == "evalsha"][:1]
     reads = ("zscan", "hmget", "zrange")
     others = [c for c in work.longest(len(work.commands)) if c.name in reads][:1]

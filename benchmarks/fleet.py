@@ -1,20 +1,22 @@
-"""A fleet that waits on twenty queues: whom a job wakes, what it costs, how soon it starts.
+"""Cost and delay of a job in a fleet of consumers that wait on twenty queues.
 
     python benchmarks/fleet.py [--only idle|busy|few] [--owners 50] [--busy 15] [--queues 20]
-        [--jobs 200] [--rounds 3]
+        [--jobs 200] [--rounds 1] [--before ../other] [--json]
 
-Processes with a kombu consumer each wait on all queues, on a server of their own for each
-contender. A job comes to one of the queues, chosen at random, every ``GAP``:
+celery_superfetch is compared with stock; "few" compares it with itself, with a check every 0.25 s
+in place of key tracking. celery-redis-plus is not measured: its consumers ask one queue after the
+other. Each contender has processes with a kombu consumer each on a server of its own, all waiting
+on all queues. Jobs come one by one to a queue chosen at random:
 
-- idle: nothing else is to do. Commands that were sent in the following moment, and consumers that
-  sent more than one; what happens in as long a moment without a job is taken off. And the time from
-  the publishing to the first line of the job.
-- busy: fewer processes run one job at a time, each for so long that most of them are busy. The time
-  from the publishing of a job to its first line, of jobs that came while a process was idle.
-- few: one or two processes without a job, by key tracking and by a look every 0.25 s instead. The
-  commands of one in a second at rest, and the time from the publishing to the first line.
+- idle: no consumer has a job. Counted are the commands sent within ``MOMENT`` after a job, and the
+  consumers that sent more than one; the counts of as long a moment without a job are subtracted.
+  Timed is the delay from publishing to the first line of the job.
+- busy: fewer consumers, most of which run a job. The same delay, of jobs that came while a consumer
+  was idle.
+- few: one or two consumers. The commands per second of one without a job, and the same delay.
 
-celery-redis-plus is not measured: its consumers ask one after the other queue.
+Distorted by: other processes on the machine (delays, above all the 99th percentile; a heartbeat
+within a moment is counted as well). Takes: about eight minutes.
 """
 
 from __future__ import annotations
@@ -53,21 +55,21 @@ from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.worker import process_env
 
-#: Seconds in which it is counted who sends something.
+#: Seconds in which the senders of commands are counted.
 MOMENT = 0.05
-#: Seconds until a fleet that has started sends only what it sends for ever: two heartbeats.
+#: Seconds until a fleet that has started sends only what an idle one sends: two heartbeats.
 CALM = 12.0
 #: Seconds of one job, and share of the processes that are busy on average, in the busy fleet.
 WORK, LOAD = 0.3, 0.75
 PATIENCE = 10.0
-#: Our consumers, without key tracking: they look at the lists that they do not wait on.
+#: Consumers of this package without key tracking: they check the lists that they do not wait on.
 LOOKING = "a look every 0.25 s"
-#: Seconds in which the commands of a process without a job are counted: a read begins anew each 20.
+#: Seconds in which the commands of an idle process are counted: a read is renewed every 20 s.
 AT_REST = 40.0
 
 
 def consume(contender: str, url: str, number: int, told: str, work: float) -> None:
-    """A consumer for ever; a process of the fleet."""
+    """Consume until the process ends; run by each process of the fleet."""
     from kombu import Connection, Consumer, Queue
 
     if contender == LOOKING:
@@ -93,7 +95,7 @@ def consume(contender: str, url: str, number: int, told: str, work: float) -> No
 
 
 def look_often(interval: float) -> None:
-    """Let this process look, where it would use key tracking."""
+    """Make this process check its lists at an interval, where it would use key tracking."""
     from celery_superfetch.store import key_tracking
     from celery_superfetch.transport import poller
     from celery_superfetch.transport.fetch import blocking_reads
@@ -153,7 +155,7 @@ class Fleet:
                 self.told.close()
 
     def _waiting(self) -> int:
-        """Number of processes of which a connection is in a blocking command."""
+        """Return the number of connections in a blocking command."""
         rows = self.client.client_list()
         return sum("b" in row["flags"] for row in rows)
 
@@ -165,8 +167,7 @@ class Fleet:
         self.producer.publish({"sent": time.monotonic()}, routing_key=queue, exchange="")
 
     def heard(self, wait: float) -> list[float]:
-        """ms from publishing to the first line, of the jobs that have begun; waits for the
-        first."""
+        """Wait for a job to begin. Return ms from publishing to the first line of all that have."""
         took: list[float] = []
         self.told.settimeout(wait)
         with suppress(TimeoutError, BlockingIOError):
@@ -187,7 +188,7 @@ class Fleet:
 
 
 def idle(contender: str, args: Any) -> tuple[float, ...]:
-    """Consumers woken and commands per job, connections per consumer, p50 and p99 (ms)."""
+    """Return consumers woken and commands per job, connections per consumer, p50 and p99 (ms)."""
     fleet = Fleet(contender, args.owners, args.queues)
     with fleet.running():
         clients = (len(fleet.client.client_list()) - 2) / args.owners
@@ -201,7 +202,7 @@ def idle(contender: str, args: Any) -> tuple[float, ...]:
 
 
 def busy(contender: str, args: Any) -> tuple[float, ...]:
-    """p50 and p99 (ms) of jobs that came while at least one process was idle."""
+    """Return p50 and p99 (ms) of jobs that came while at least one process was idle."""
     fleet = Fleet(contender, args.busy, args.queues, WORK)
     took: list[float] = []
     with fleet.running():
@@ -211,7 +212,7 @@ def busy(contender: str, args: Any) -> tuple[float, ...]:
             now = time.monotonic()
             running = [end for end in running if end > now]
             if len(running) >= args.busy - 1:
-                continue  # the time in which no process is idle is no one's
+                continue  # a job would wait for a process, whatever the transport
             running.append(now + 1.5 * WORK)
             fleet.publish()
             took += fleet.heard(0.001)
@@ -221,7 +222,7 @@ def busy(contender: str, args: Any) -> tuple[float, ...]:
 
 
 def few(contender: str, args: Any) -> tuple[float, ...]:
-    """Commands per second of a process without a job; p50 and p99 (ms)."""
+    """Return commands per second of a process without a job, and p50 and p99 (ms)."""
     fleet, took = Fleet(contender, args.owners, args.queues), []
     with fleet.running():
         before = fleet.sent()

@@ -1,15 +1,19 @@
-"""What a large group, and a long chain, cost the worker whose jobs publish them, and its server.
-
-A worker of each contender, each on a server of its own, in turn:
+"""Cost of a callback that is a large group, and of a long chain, for the worker and for Redis.
 
     python benchmarks/followers.py [--rounds 3] [--only group] [--parts 20000] [--links 600]
+        [--json]
 
-One job has a group for its link. Its parts go to a queue that nobody serves; the time runs from the
-job until the last part is there. A chain runs at the same worker, from its first link to its last.
-The job is sent once the worker is ready.
+celery_superfetch is compared with stock: a solo worker of each, on a server of its own. One job has
+a group as its callback, and the group's parts go to a queue without a consumer. A chain runs at the
+same worker from its first link to its last. The time runs from publishing the first job until the
+last part or link has arrived; CPU is what server and worker used meanwhile. The worker is ready and
+has run one such job before.
 
-The aims, beside stock: 1.5 times the time and 3 times the server's CPU for 20,000 parts; 1.1 times
-the worker's CPU for a chain of 600 links.
+The aims, as ratios to stock: 1.5 times the time and 3 times the Redis CPU for 20,000 parts; 1.1
+times the worker CPU for a chain of 600 links.
+
+Distorted by: other processes on the machine. Publishing is one long run of one core, so that two
+runs may differ by half in time. Takes: TIME (``--only group``: TIME2).
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from compare import OURS, STOCK, Table, arguments, begin, finish_all, measure_al
 from noop import build
 from worker import LOOK, Drain
 
-#: The queue of the parts, which nobody serves.
+#: The queue of the parts, without a consumer.
 NEXT = "next"
 #: Seconds without any progress after which something is wrong.
 PATIENCE_S = 120
@@ -33,7 +37,7 @@ MEASURED = (("time", "s"), ("the server's CPU", "s"), ("the worker's CPU", "s"))
 
 
 class Followers(Drain):
-    """One job whose worker publishes so many others."""
+    """Worker with one job that publishes so many others."""
 
     title = ""
 
@@ -96,7 +100,7 @@ class Chain(Followers):
         return chain([*(noop.si() for _ in range(size)), noop.si().set(queue=NEXT)])
 
     def done(self, size: int) -> int:
-        """All of them with the last one, which nobody runs."""
+        """Return all of them with the last link, which has no consumer."""
         return size * int(self.client.llen(NEXT))
 
 

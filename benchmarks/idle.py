@@ -1,23 +1,30 @@
-"""What idle workers cost, how soon they wake, and how many of them do.
+"""Idle workers: commands they send, connections they have, how soon and how many a job wakes.
 
-    python benchmarks/idle.py [--only idle|connections|wake|herd] [--seconds 40] [--samples 150]
+    python benchmarks/idle.py [--only idle|connections|wake|herd] [--rounds 1] [--seconds 40]
+        [--samples 150] [--json]
 
-Each worker has a server of its own, and nothing to do:
+celery_superfetch is compared with stock and celery-redis-plus. Each worker has a server of its own
+and no job:
 
-- idle: commands a second that a prefork worker sends (a script is one; no events, mingle, gossip),
-  and its connections that wait in a blocking command. The window has to be longer than the
-  longest wait, after which it begins anew: 20 s.
-- connections: all that a prefork worker has open when it is started with no flags at all, each by
-  what it is there for.
-- wake: from the publishing of one job to the first line of its task, for the first and the last
-  queue and each priority. The contenders take turns, job by job. celery-redis-plus counts its
-  priorities the other way; nothing else is queued, so they make no difference.
-- herd: 50 processes with a kombu consumer each wait on one queue. A job comes: how many commands
-  were sent in the following moment, and how many consumers sent more than one (one is a heartbeat,
-  or a wait begun anew)? What happens in as long a moment without a job is taken off.
+- idle: commands per second that a prefork worker sends (a script is one; without events, mingle and
+  gossip), and its connections in a blocking command. The window has to be longer than the longest
+  wait, which is renewed after 20 s.
+- connections: all that a prefork worker with Celery's default options has open, and their purpose.
+- wake: ms from publishing one job to the first line of its task, for the first and the last queue,
+  and for each priority of one queue. The contenders take turns job by job; a round's values are the
+  median and the 99th percentile of its jobs. celery-redis-plus counts priorities the other way; no
+  other job is queued, so they make no difference.
+- herd: 50 processes with a kombu consumer each wait on one queue. Counted are the commands sent
+  within ``MOMENT`` after a job, and the consumers that sent more than one (one may be a heartbeat
+  or a renewed wait). The counts of as long a moment without a job are subtracted.
 
-The aims: one command a second with the default priorities, two with 20 queues, at most 16 blocking
-connections; the 99th percentile of the wake-up within 1 ms of stock's; a job wakes one.
+The aims: one command per second with the default priorities, two with 20 queues, at most 16
+blocking connections; a 99th percentile of the wake-up within 1 ms of stock's; a job wakes one
+consumer.
+
+Distorted by: other processes on the machine ("wake", above all the 99th percentile; "herd" if it
+misses its moment). Counts of "idle" and "connections" are not. Takes: TIME for three rounds of
+"wake", a minute for "connections".
 """
 
 from __future__ import annotations
@@ -49,11 +56,11 @@ from support.workers.worker import Worker, process_env
 CONSUMERS = 50
 #: Seconds within which a job that was sent has started, or something is wrong.
 PATIENCE = 10
-#: Seconds for which a woken worker settles, claims in vain and goes to sleep again.
+#: Seconds within which a woken worker acks, claims in vain and waits again.
 REST = 0.03
-#: Seconds of the moment in which it is counted who sends something.
+#: Seconds in which the senders of commands are counted.
 MOMENT = 0.05
-#: Seconds until a worker that has started sends only what it sends for ever.
+#: Seconds until a worker that has started sends only what an idle one sends.
 CALM = 3.0
 
 
@@ -104,9 +111,9 @@ class Idle:
         return open_connections(self.client)
 
     def wake(self, queue: str, priority: int | None) -> float:
-        """ms from the publishing of a job to its first line."""
+        """Publish a job and return ms until its first line."""
         task = self._app.tasks["bench.told"]
-        # The first round trips of a producer's connection are not what is measured.
+        # Without this the first round trips of the producer's connection would be measured as well.
         with self._app.producer_or_acquire() as producer:
             producer.connection.ensure_connection()
             task.apply_async((time.monotonic(),), queue=queue, priority=priority, producer=producer)
@@ -121,7 +128,7 @@ def queues_of(number: int) -> list[str]:
 def idlers(
     names: Sequence[str], queues: Sequence[str], quiet: bool = True
 ) -> Iterator[dict[str, Idle]]:
-    """One worker of each contender."""
+    """Start one worker of each contender."""
     with ExitStack() as stack:
         found = {name: Idle(name, queues, stack, quiet) for name in names}
         for idle in found.values():
@@ -135,7 +142,7 @@ def idlers(
 def measure_idle(
     tables: Sequence[Table], names: Sequence[str], numbers: Sequence[int], args: Any
 ) -> None:
-    """All at once: who sleeps is in nobody's way."""
+    """Measure all workers at once: idle ones do not slow each other down."""
     with ExitStack() as stack:
         found = {n: stack.enter_context(idlers(names, queues_of(n))) for n in numbers}
         time.sleep(CALM)
@@ -178,7 +185,7 @@ def _add(table: Table, row: Row) -> None:
 def measure_wake(
     tables: Sequence[Table], names: Sequence[str], number: int, ends: Sequence[Any], args: Any
 ) -> None:
-    """Each round gives a median and a 99th percentile."""
+    """Measure the wake-up; each round yields a median and a 99th percentile."""
     queues = queues_of(number)
     with idlers(names, queues) as found:
         time.sleep(CALM)
@@ -209,7 +216,7 @@ ENDS = {
 
 
 def consume(contender: str, url: str) -> None:
-    """A consumer for ever; a process of the herd."""
+    """Consume until the process ends; run by each process of the herd."""
     from kombu import Connection, Consumer, Queue
 
     with Connection(url, transport=TRANSPORTS[contender]) as connection:
@@ -222,7 +229,7 @@ def consume(contender: str, url: str) -> None:
 
 
 def herd(contender: str, args: Any) -> tuple[float, float]:
-    """Commands and woken consumers per job."""
+    """Return commands and woken consumers per job."""
     from kombu import Connection, Queue
 
     with Server() as server, tempfile.TemporaryDirectory() as name:

@@ -1,19 +1,22 @@
-"""What one job costs that comes to an idle worker: commands sent, and calls that the server makes.
+"""Commands that a worker sends for one job while idle, and calls that Redis executes for it.
 
-    python benchmarks/lone_job.py [--only solo] [--jobs 100] [--before ../other]
+    python benchmarks/lone_job.py [--only solo] [--rounds 1] [--jobs 100] [--before ../other]
+        [--json]
 
-Jobs that do nothing come one by one to a worker of each contender, by turns, each when the worker
-has gone to sleep again. Two things are counted:
+celery_superfetch is compared with stock and celery-redis-plus. Jobs that do nothing are published
+one by one to an idle worker of each contender in turn, each when the worker waits again:
 
-- sent: the commands that the worker sends for a job. A script is one.
-- executed: the calls that the server makes for it, those inside scripts and the producer's LPUSH
-  among them (`total_commands_processed`). A wait that is answered later counts as the server has
-  it, for stock as for us.
+- sent: commands that the worker sends for a job. A script is one.
+- executed: calls that the server makes for it, including those within scripts and the producer's
+  LPUSH (``total_commands_processed``).
 
-What an idle worker sends in the same time is taken off. Heartbeats come once in a minute here,
-so that none falls into the time that is measured; the multiplier is Celery's own, 4.
+The commands of the same worker in the same time without jobs, measured before, are subtracted.
+Heartbeats come once a minute here, so that none falls into that time; the prefetch multiplier is 4.
 
-The aims: three sent on each pool, and no more executed than with stock.
+The aims: three commands sent on each pool, and no more calls executed than with stock.
+
+Distorted by: hardly anything, since all values are counts. On a very busy machine a worker may not
+wait yet when its next job comes. Takes: TIME.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from compare import TRANSPORTS, Row, Table, arguments, begin, finish, skipped_he
 from noop import NAME, Counts, build
 from worker import POOLS, Drain
 
-#: Seconds from the start of a job until its worker has acked it and sleeps.
+#: Seconds from the start of a job until its worker has acked it and waits.
 REST = 0.1
-#: Seconds in which an idle worker begins each of its waits anew once.
+#: Seconds in which an idle worker renews each of its waits once.
 IDLE = 21.0
-#: Seconds until a worker that has started sends only what it sends for ever.
+#: Seconds until a worker that has started sends only what an idle one sends.
 CALM = 3.0
 #: Seconds within which a job that was sent has started, or something is wrong.
 PATIENCE = 10
 
-#: Nothing is due but what a job asks for.
+#: No heartbeat and no reap pass is due while jobs are counted.
 OPTIONS = {"heartbeat_interval": 60, "owner_ttl": 600, "reap_interval": 600}
 
 #: Case -> pool, and number of queues.
@@ -55,7 +58,7 @@ CASES = {
 
 
 class Lone(Drain):
-    """A worker that sleeps between its jobs."""
+    """Worker that is idle between its jobs."""
 
     def __init__(self, contender: str, pool: str, queues: int, stack: ExitStack) -> None:
         super().__init__(contender, pool, 4, 1)
@@ -79,7 +82,7 @@ class Lone(Drain):
         return (time.monotonic(),)
 
     def job(self) -> None:
-        """One job, until its worker sleeps again."""
+        """Run one job, and wait until its worker waits again."""
         self._task.apply_async(self.arguments(), queue=NAME, producer=self._producer)
         self._told.recv(8)
         time.sleep(REST)
@@ -100,7 +103,7 @@ def measure(
             lone.job()
         time.sleep(CALM)
         for _ in range(rounds):
-            # All at once: who sleeps is in nobody's way.
+            # All at once: idle workers do not slow each other down.
             began, before = time.monotonic(), {n: lone.spent() for n, lone in workers.items()}
             time.sleep(IDLE)
             idle, took = {n: lone.spent() for n, lone in workers.items()}, time.monotonic() - began
@@ -112,7 +115,7 @@ def measure(
             for name, lone in workers.items():
                 for row, *counts in zip(rows, before[name], idle[name], lone.spent(), strict=True):
                     first, second, third = counts
-                    # To ask is a call of its own, once in each of both times.
+                    # INFO itself is a call, once in each of both times.
                     asked = int(row is rows[-1])
                     still = (second - first - asked) * part
                     row.values[name].append((third - second - asked - still) / jobs)

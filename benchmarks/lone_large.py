@@ -1,13 +1,16 @@
-"""What a lone job costs the server by its size: CPU, and bytes that it sends.
+"""Redis CPU and bytes sent by Redis for one job at an idle worker, by the size of the job.
 
     python benchmarks/lone_large.py [--only solo] [--sizes 1000 100000 1000000] [--jobs 50]
-        [--before ../other]
+        [--rounds 5] [--before ../other] [--json]
 
-Jobs that do nothing with their argument come one by one to an idle worker of each contender, by
-turns, each when the worker waits again (``lone_job.py``). The server's CPU includes the producer's
-LPUSH. Heartbeats come once in a minute here.
+celery_superfetch is compared with stock and celery-redis-plus. Jobs that do nothing with their
+argument are published one by one to an idle worker of each contender in turn, each when the worker
+waits again, as in ``lone_job.py``. Redis CPU is from ``INFO cpu`` and includes the producer's
+LPUSH. Heartbeats come once a minute here.
 
-The aim: a job of 1 MB costs the server no more CPU than with stock.
+The aim: a job of 1 MB costs Redis no more CPU than with stock.
+
+Distorted by: other processes on the machine (CPU; not the bytes). Takes: about five minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ CASES = ("solo", "prefork")
 
 
 class Sized(Lone):
-    """An idle worker, and the server's counts for its jobs."""
+    """Idle worker, and the server's counts for its jobs."""
 
     filler = ""
 

@@ -1,13 +1,23 @@
-"""Hundreds of workers die at once, start at once, or live on one host: what it costs the others.
+"""Cost for other workers when hundreds die at once, start at once, or share one host.
 
-A server of its own; one worker's maintenance over a prepared registry, by the very structures that
-a worker has:
+    python benchmarks/mass.py [--before PATH] [--rounds 1] [--only tombstones] [--json]
 
-    python benchmarks/mass.py [--before PATH] [--rounds 1] [--only tombstones]
+celery_superfetch alone is measured, or compared with another checkout of itself (``--before``). The
+maintenance code of one worker runs in this process, over a registry of owners that is prepared on a
+server of its own:
 
-The aims, at the default limits: 1,000 silent workers found and reaped within 75 s (owner_ttl is
-60 s of that); 200 workers on a host use a tenth of a core to look at each other. The limits here
-are a fifth of the defaults, so that mass death takes a fifth of its time but for the work itself.
+- Mass death: seconds from the last heartbeats until all jobs are back on their queue.
+- Mass start: kB that the server sends to one worker as it starts.
+- One host: cores that 200 workers of one host use to watch each other's processes.
+- Tombstones: ms of a reap pass over 100 dead workers with 80 empty lists each.
+
+The aims, at the default limits: 1,000 silent workers found and reaped within 75 s (``owner_ttl`` is
+60 s of that); 200 workers on a host use a tenth of a core to watch each other. The limits here are
+a fifth of the defaults, so that the wait of a mass death, but not its work, takes a fifth of its
+time.
+
+Distorted by: other processes on the machine (all but the kB). Takes: TIME for two rounds of 1,000
+silent workers.
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ from importlib import import_module
 from typing import Any
 
 from celery import Celery
-from compare import BEFORE, OURS, Table, arguments, begin, finish_all, import_before
+from compare import BEFORE, OURS, Table, arguments, begin, finish, import_before
 from redis.connection import parse_url
 
 from celery_superfetch.model.owner_record import OwnerRecord
@@ -43,7 +53,7 @@ Measured = Callable[[], float]
 
 
 class Package:
-    """Our code, or that of the other checkout."""
+    """The package of this checkout, or of the other one."""
 
     def __init__(self, name: str, server: Server) -> None:
         self.name, self.server = name, server
@@ -52,7 +62,7 @@ class Package:
         self.app.finalize()
 
     def part(self, module: str, name: str) -> Any:
-        """Something of one of its modules."""
+        """Return a member of one of its modules."""
         return getattr(import_module(f"{self.name}.{module}"), name)
 
     @contextmanager
@@ -67,12 +77,12 @@ class Package:
             membership.leave(1)
 
     def rounds(self, membership: Any) -> Any:
-        """What its maintenance does."""
+        """Return the maintenance of an owner."""
         return self.part("worker.maintenance", "OwnerMaintenance")(self.app, membership)
 
 
 def mass_death(package: Package, dead: int, connected: bool) -> float:
-    """Seconds from the last heartbeats until a worker elsewhere has given all jobs back."""
+    """Return seconds from the last heartbeats until a remote worker has recovered all jobs."""
     client = package.server.client()
     client.flushall()
     bench = Bench(client, **LIMITS)
@@ -91,7 +101,7 @@ def mass_death(package: Package, dead: int, connected: bool) -> float:
 
 
 def start(package: Package, owners: int, per_host: int) -> float:
-    """kB that the server sends to one worker at its start, beside so many owners."""
+    """Return kB that the server sends to one worker as it starts, with so many other owners."""
     client = package.server.client()
     client.flushall()
     bench = Bench(client, **LIMITS)
@@ -110,12 +120,12 @@ def start(package: Package, owners: int, per_host: int) -> float:
 
 
 def sent(client: Any) -> int:
-    """Bytes that the server has sent."""
+    """Return bytes that the server has sent."""
     return int(client.info("stats")["total_net_output_bytes"])
 
 
 def one_host(package: Package, workers: int) -> float:
-    """Cores that so many workers of one host use to look at each other."""
+    """Return the cores that so many workers of one host use to watch each other."""
     client = package.server.client()
     client.flushall()
     bench = Bench(client, **LIMITS)
@@ -130,7 +140,7 @@ def one_host(package: Package, workers: int) -> float:
         membership = stack.enter_context(package.member(heartbeat_interval=60, owner_ttl=120))
         rounds = package.rounds(membership)
         rounds._next_pass = time.monotonic() + 3600
-        rounds.tick(time.monotonic())  # it learns their faces
+        rounds.tick(time.monotonic())  # it identifies their processes
         times, began = 50, time.process_time()
         for _ in range(times):
             rounds.tick(time.monotonic())
@@ -138,7 +148,7 @@ def one_host(package: Package, workers: int) -> float:
 
 
 def tombstones(package: Package, count: int) -> float:
-    """ms that a pass takes over so many tombstones with 80 lists each, all of them empty."""
+    """Return ms of a pass over so many tombstones with 80 lists each, all of them empty."""
     client = package.server.client()
     client.flushall()
     bench = Bench(client, **LIMITS)
@@ -159,7 +169,7 @@ def tombstones(package: Package, count: int) -> float:
 
 
 def cases() -> Iterator[tuple[str, str, str, Callable[[Package], float]]]:
-    """Title, unit, case, and how it is measured."""
+    """Yield title, unit, case, and the function that measures it."""
     title = "Mass death: found and reaped, at a fifth of the default limits"
     for dead in (100, 600, 1000):
         yield title, "s", f"{dead:,} silent", lambda p, n=dead: mass_death(p, n, True)
@@ -190,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     name: lambda p=package, m=measured: m(p) for name, package in packages.items()
                 }
                 tables[title].measure(case, args.rounds, contenders)
-    finish_all(args, [*tables.values()][:1])
+    finish(args, [*tables.values()])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The app of the worker benchmarks: a task that does nothing, fetched as ``CONTENDER`` says.
+"""App of the benchmarks with real workers: a task that does nothing, on a contender's transport.
 
-What a worker sends is counted by its own processes: the server counts what scripts call as well.
-Each process writes to a slot of its own in the file ``COUNTS``, so to look costs nobody anything.
+``CONTENDER`` in the environment names the contender. The processes of a worker count the commands
+that they send themselves, since the server's counts include the calls of scripts. Each process
+writes to its own slot of the file ``COUNTS``, so that reading it costs the worker nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SLOTS = 256
 
 
 class Counts:
-    """What some processes have sent: commands, and sends (a pipeline is one)."""
+    """Counts of what some processes have sent: commands, and sends (a pipeline is one)."""
 
     def __init__(self, path: Path) -> None:
         with path.open("ab") as file:
@@ -46,7 +47,7 @@ class Counts:
         self._seen = (0, 0)
 
     def read(self) -> dict[int, tuple[int, int]]:
-        """Process id -> commands and sends so far."""
+        """Return process id -> commands and sends so far."""
         rows = SLOT.iter_unpack(self._file[:])
         return {pid: (commands, sends) for pid, commands, sends in rows if pid}
 
@@ -74,7 +75,8 @@ def build(
     results: bool = False,
     **options: Any,
 ) -> Celery:
-    """The same app for each contender, up to the transport; its ``results`` are on its server."""
+    """Build the same app for each contender, up to the transport; its ``results`` are on its
+    server."""
     app = Celery(NAME, broker=url, set_as_current=False)
     app.conf.update(
         task_acks_late=True,
@@ -96,20 +98,19 @@ def build(
 
 
 def noop() -> None:
-    """What is measured is all but this."""
+    """Do nothing: only what surrounds it is measured."""
 
 
 _teller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def told(sent: float, filler: str = "") -> None:
-    """Say how long ago a job was sent; the clock is that of the machine. ``filler`` makes the job
-    large."""
+    """Report how long ago it was published, by the machine's clock; ``filler`` makes it large."""
     _teller.sendto(struct.pack("d", time.monotonic() - sent), os.environ["TOLD"])
 
 
 def run_rq(url: str) -> None:
-    """An RQ worker that runs jobs in its own process, as Celery's solo pool does."""
+    """Run an RQ worker whose jobs run in its main process, as with Celery's solo pool."""
     from rq import Queue, SimpleWorker
 
     client = Redis.from_url(url)

@@ -1,13 +1,16 @@
-"""What a fleet does while the callers of many killed jobs cannot be told.
+"""Delay of other jobs while the callers of many dead-lettered jobs cannot be notified.
 
-    python benchmarks/notices.py [--jobs 1000] [--rounds 3]
+    python benchmarks/notices.py [--jobs 1000] [--rounds 3] [--json]
 
-A dead worker held many jobs, and each is killed at once by whoever reaps it. The result backend
-takes connections and says nothing. From then on an ordinary job is sent every second to two workers
-of two slots each: how long the first one waits, and how long the one that waits longest in half a
-minute. Then the backend answers again: how long it takes until all callers are told.
+celery_superfetch alone is measured. A dead worker held many jobs, each of which is moved to the
+dead set as it is recovered. The result backend accepts connections and does not answer. From then
+on an ordinary job is published every second, for two workers of two slots each. Measured are the
+delay of the first of these jobs, the longest delay within half a minute, and the time from the
+moment the backend answers again until all callers are notified.
 
-The aim: other work goes on at once, and one slot is all that the result backend costs.
+The aim: other jobs continue at once, and the result backend costs one slot.
+
+Distorted by: other processes on the machine (delays). Takes: TIME.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.worker import Worker, app_env
 
-#: What the tests' app shortens.
+#: Real values of what the tests' app shortens.
 REAL = {"PAUSE": str(BACKEND_PAUSE_S), "HELD_OFF": str(LOCK_EXPIRES_S)}
 
 PATIENCE = 900.0  # seconds after which something is wrong
@@ -38,7 +41,8 @@ UNANNOUNCED = "superfetch:dead:unannounced"
 
 
 def hung(jobs: int) -> tuple[float, ...]:
-    """Seconds of the first wait, of the longest, and from the answer until all are told."""
+    """Return seconds of the first delay, of the longest, and from the backend's answer until all
+    callers are notified."""
     with (
         Server(databases=LEDGER_DB + 1) as server,
         FaultProxy(server.port) as proxy,

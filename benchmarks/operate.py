@@ -1,14 +1,19 @@
-"""What the commands of operators, and what workers do at rest, cost beside a large database.
+"""Cost of operators' commands and of workers' passes in a large database.
 
     python benchmarks/operate.py [--lists 20 2000] [--rounds 4] [--only jobs] [--json]
 
-It builds a database for each number of queues: 100,000 scheduled jobs, 10,000 in flight over 200
-owners, 1,000 on probation with strikes, 1,000 in the dead set, one waiting in each queue. Commands
-run in a process of their own; ``nothing`` is what all pay for imports. What workers do runs in this
-one. For each: CPU of the client and of the server, how many commands and sends (a pipeline is one)
-it took, the scripts among them, and the longest script and other command, by the server's slow log:
-how long another client waited. Of some rounds it is the least, of the scripts one by one: another
-process on the machine adds to what is measured, and never takes away.
+celery_superfetch alone is measured. A database is built for each number of queues: 100,000
+scheduled jobs, 10,000 in flight in 200 owners, 1,000 on probation with strikes, 1,000 in the dead
+set, and one waiting in each queue. A command runs in a process of its own; ``nothing`` is what each
+command pays for its imports. What workers do runs in this process. Each row has the CPU of client
+and server, the numbers of commands, sends (a pipeline is one) and scripts, and the longest script
+and other command by the server's slow log: so long no other client gets an answer.
+
+A row is the minimum of the rounds, for scripts one by one: the work is the same in each round, and
+another process on the machine can only add to it.
+
+Distorted by: other processes on the machine; four rounds get closer to the minimum than two. Takes:
+TIME for two rounds.
 """
 
 from __future__ import annotations
@@ -69,7 +74,7 @@ COMMANDS = {
 
 @dataclass
 class Cost:
-    """What one thing cost; CPU and time in ms."""
+    """Cost of one operation; CPU and time in ms."""
 
     client_cpu: float
     server_cpu: float
@@ -80,7 +85,7 @@ class Cost:
     command_times: list[float]
 
     def least(self, other: Cost) -> Cost:
-        """The least of two rounds, which run the same scripts in the same order."""
+        """Return the minimum of two rounds, which run the same scripts in the same order."""
         return Cost(
             min(self.client_cpu, other.client_cpu),
             min(self.server_cpu, other.server_cpu),
@@ -106,7 +111,7 @@ def _least(one: list[float], other: list[float]) -> list[float]:
 
 
 class Fleet:
-    """A database, and what its workers do there."""
+    """Large database, and what its workers do there."""
 
     def __init__(self, server: Server, lists: int, args: argparse.Namespace) -> None:
         from support.workers.bench import Bench
@@ -167,7 +172,7 @@ class Fleet:
         return f'"s{number}" x-{number}\n'.encode() + payload(f"s{number}", name)
 
     def prepare(self, round: int, args: argparse.Namespace) -> None:
-        """What a round changes: jobs that are due, owners that are dead, and the dead set."""
+        """Prepare what a round changes: due jobs, dead owners, and the dead set."""
         from dead_set import fill as kill
 
         keys = self.bench.keys
@@ -181,7 +186,7 @@ class Fleet:
         kill(self.bench, args.dead, 1000)
 
     def refresh(self) -> None:
-        """Let all owners that live be heard now."""
+        """Set the last heartbeat of all live owners to now."""
         bench = self.bench
         now, heard = bench.database.server_time(), bench.registry.owners()
         bench.client.zadd(bench.keys.owners, dict.fromkeys(heard, now))
@@ -203,7 +208,7 @@ class Fleet:
         record_pass(reaper, reaper.reap())
 
     def make_pass_over_dead(self) -> None:
-        """The marks are a part of it."""
+        """Mark the dying owners as dead, which is a part of the cost, and make a pass."""
         for owner in self.dying:
             self.bench.mark(owner)
         self.make_pass()
@@ -226,7 +231,7 @@ class Fleet:
 
 
 def run(words: Sequence[str]) -> None:
-    """One command, in this process; what it sent is told at the end of stderr."""
+    """Run one command in this process; the last line of stderr counts what it sent."""
     sent = [0, 0]
 
     def note(commands: int, sends: int) -> None:
@@ -257,7 +262,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def command(words: Sequence[str], url: str) -> tuple[float, int, int, float]:
-    """Run a command in a process: its CPU (ms), its commands and sends, and kB of its output."""
+    """Run a command in a process. Return its CPU (ms), commands, sends, and kB of output."""
     env = process_env({**app_env(url, ledger_url=""), "CELERY_BROKER_URL": url})
     before = _cpu()
     argv = [sys.executable, __file__, "--run", *words]
@@ -273,12 +278,12 @@ def _cpu() -> float:
 
 
 def measured(server: Server, act: Callable[[], tuple[float, int, int, float]]) -> Cost:
-    """The cost of an act, which returns CPU of the client, commands, sends and output."""
+    """Return the cost of an act, which returns CPU of the client, commands, sends and output."""
     client = server.client()
     client.config_set("slowlog-log-slower-than", 0)
     client.config_set("slowlog-max-len", 1_000_000)
     client.slowlog_reset()
-    client.ping()  # what follows pays for what that has freed
+    client.ping()  # otherwise the next command pays for what this has freed
     before = client.info("cpu")
     own, commands, sends, output = act()
     after = client.info("cpu")
@@ -293,7 +298,7 @@ def measured(server: Server, act: Callable[[], tuple[float, int, int, float]]) -
 
 
 def here(act: Callable[[], None], sent: list[int]) -> tuple[float, int, int, float]:
-    """Do it in this process, which counts in ``sent`` what it sends."""
+    """Run an act in this process, which counts its commands in ``sent``."""
     sent[:] = 0, 0
     begun = time.process_time()
     act()
@@ -301,7 +306,7 @@ def here(act: Callable[[], None], sent: list[int]) -> tuple[float, int, int, flo
 
 
 def costs(server: Server, fleet: Fleet, only: str, sent: list[int]) -> Iterator[tuple[str, Cost]]:
-    """One round: what reads, and then what changes the database."""
+    """Yield the costs of one round: first of what reads, then of what changes the database."""
     *reading, (retry, words) = COMMANDS.items()
     acts = [(name, lambda act=act: here(act, sent)) for name, act in fleet.acts.items()]
     before = [(name, lambda words=words: command(words, server.url())) for name, words in reading]

@@ -1,13 +1,15 @@
-"""How long the page's views take beside a large database, and what many browsers cost Redis.
+"""Time of the web page's views with a large database, and what many browsers cost Redis.
 
     python benchmarks/page.py [--waiting 100000] [--in-flight 10000] [--dead 10000] [--json]
 
-A server of its own is filled: one queue has almost all waiting jobs, 100 workers have the jobs in
-flight. `celery superfetch web` runs as a process. Each view is asked for when no cached answer is
-left (``read``) and again at once (``cached``): median and longest, from request to answer, and the
-longest script and other command by the server's slow log, which is how long a worker had to wait.
-Then many browsers ask for one view as often as they can: the number of scripts and commands per
-second that the page sends, whatever the number of browsers.
+celery_superfetch alone is measured. On a server of its own, one queue has almost all waiting jobs,
+and 100 owners have the jobs in flight. `celery superfetch web` runs in a process of its own. Each
+view is requested after its cached answer has expired (``read``), and again at once (``cached``):
+the median and the maximum from request to answer, and the longest script and other command by the
+server's slow log: so long a worker had to wait. Then 1 and 20 browsers request one view as often as
+they can; counted are the answers, and the scripts and commands that the page sends per second.
+
+Distorted by: other processes on the machine (all times). Takes: about five minutes.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def fill(bench: Bench, args: argparse.Namespace) -> str:
 
 
 def times(browser: Any, view: str, is_read: bool) -> list[float]:
-    """Ask for a view several times; return ms from request to answer. ``is_read``: after a pause in
+    """Request a view several times; return ms from request to answer. ``is_read``: after a pause in
     which the cached answer expires."""
     found = [0.0]
     for _ in range(ROUNDS):
@@ -112,8 +114,8 @@ def longest_ms(client: Any, act: Callable[[], Any]) -> tuple[float, float]:
 
 
 def polled(page: Page, client: Any, view: str, browsers: int) -> tuple[float, float, float]:
-    """Let browsers ask for a view for some seconds. Return answers, scripts and all commands per
-    second."""
+    """Request a view from several browsers for ``POLL_S`` seconds. Return answers, scripts and all
+    commands per second."""
     until, answers = time.monotonic() + POLL_S, list[int]()
 
     def ask() -> None:

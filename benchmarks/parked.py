@@ -1,19 +1,24 @@
-"""What jobs for later cost a worker, and how punctual they are.
+"""Memory, stop and punctuality of workers with many scheduled jobs.
 
     python benchmarks/parked.py [--jobs 100000] [--crowd 20000] [--due 10000] [--rounds 3]
+        [--only "due in a day"] [--json]
 
-A prefork worker on a server of its own is sent many jobs that are due in a day, and is stopped by
-TERM: its memory beyond that of one without jobs, how long it takes to end, and how many jobs that
-moves.
+celery_superfetch is compared with stock: prefork workers of each, on a server of its own.
 
-Others stand in front of ten ordinary jobs, and a worker whose main process takes more than so much
-memory is killed, and started again: how many of the ten have run within a minute, and the deaths.
+- Many jobs that are due in a day are published to a worker, which then gets TERM. Measured are its
+  memory beyond that of the same worker before, the time until it has ended, and the jobs that its
+  end moves.
+- Ten ordinary jobs wait behind many that are due in a day. A worker whose main process takes more
+  than ``LIMIT`` MB is killed and started again. Counted are the ordinary jobs that have run within
+  a minute, and the deaths.
+- Many jobs are due in the same second, for two workers. Measured are the delays of the first and
+  the last of them, and the number that started too early.
 
-Many jobs are due in the same second, for two workers: how much later the first and the last of them
-start, and how many were early.
+The aims: memory and stop as without these jobs, none moves, none is early; the ten ordinary jobs
+run, and no worker dies.
 
-The aim: the worker's memory and its end are as without these jobs, none moves, and none is early;
-the ten run, and nobody dies.
+Distorted by: other processes on the machine (times; not memory and counts). Takes: TIME for one
+round of "due in a day".
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ SOON = 30.0  # seconds in which all jobs that are due at once are parked, or tak
 
 
 class Place:
-    """A server of its own, and the environment of a contender's workers."""
+    """Server, and the environment of a contender's workers."""
 
     def __init__(self, server: Server, contender: str, directory: str) -> None:
         self.client, self.directory = server.client(), Path(directory)
@@ -54,7 +59,7 @@ class Place:
         self.app = build_app({**env, "SUPERFETCH": "0"})
 
     def send(self, count: int, due: datetime) -> None:
-        """Many jobs at once, faster than Celery would send them."""
+        """Publish many jobs at once, faster than Celery would."""
         one = {"eta": due, "task_id": "id-of-it", "queue": "sample"}
         self.app.tasks["shop.note"].apply_async(("job",), **one)
         sample: Any = self.client.lpop("sample")
@@ -65,7 +70,7 @@ class Place:
             self.client.lpush("celery", *(raw.replace(b"id-of-it", name) for name in names))
 
     def taken(self, count: int) -> bool:
-        """Whether all are where they wait."""
+        """Return whether all jobs are where scheduled jobs wait."""
         stock: Any = self.client.hlen("unacked")
         parked: Any = self.client.zcard("superfetch:parked:celery")
         return bool(stock + parked == count)
@@ -77,7 +82,7 @@ class Place:
 
 
 def backlog(contender: str, jobs: int) -> tuple[float, ...]:
-    """MB, seconds and jobs."""
+    """Return MB of memory, seconds until the worker has ended, and jobs that its end moved."""
     with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
         place = Place(server, contender, directory)
         worker = place.worker()
@@ -95,7 +100,7 @@ def backlog(contender: str, jobs: int) -> tuple[float, ...]:
 
 
 def crowded(contender: str, jobs: int) -> tuple[float, ...]:
-    """How many of ten ordinary jobs ran within a minute, and how many deaths that cost."""
+    """Return how many of ten ordinary jobs ran within a minute, and the number of deaths."""
     with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
         place = Place(server, contender, directory)
         place.send(jobs, datetime.now(timezone.utc) + timedelta(seconds=DAY))
@@ -115,7 +120,7 @@ def crowded(contender: str, jobs: int) -> tuple[float, ...]:
 
 
 def at_once(contender: str, jobs: int) -> tuple[float, ...]:
-    """Seconds from their time to the first and to the last start, and how many were early."""
+    """Return seconds from their time to the first and the last start, and how many were early."""
     with Server(databases=LEDGER_DB + 1) as server, tempfile.TemporaryDirectory() as directory:
         place = Place(server, contender, directory)
         workers = [place.worker(), place.worker()]

@@ -1,11 +1,16 @@
-"""What befalls jobs elsewhere when a worker dies, a job takes long, or a job kills: the figures
-about others in the comparison (docs/inside/comparison.md) that no other benchmark has.
+"""Outcome of worker deaths, long jobs and crashing jobs with each contender.
 
-    python benchmarks/peers.py [--only "lost jobs"] [--jobs 12000] [--kills 30]
+    python benchmarks/peers.py [--only "lost jobs"] [--jobs 12000] [--kills 30] [--json]
 
-Each case has a server and workers of its own, with late ack, task_reject_on_worker_lost and a
-prefetch multiplier of 4. What is not said in a case's name is the contender's default. The case
-"recovery" waits six minutes for celery-redis-plus, and gives stock up after one.
+celery_superfetch, stock and celery-redis-plus go through the same failures: the figures of
+docs/inside/comparison.md about other projects that no other benchmark has. Each case has a server
+and workers of its own, with late ack, task_reject_on_worker_lost and a prefetch multiplier of 4. An
+option that a case's name does not mention has the contender's default. The result of a case is a
+sentence with counts or times, from a ledger in which each job writes its starts and ends.
+
+Distorted by: chance, since a job is lost only if a kill falls between two commands: one run of 30
+kills may lose none with stock. Busy machines lengthen times by seconds. Takes: TIME, most of it
+waiting: "recovery" waits six minutes for celery-redis-plus, and a minute for stock.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from compare import OURS, PLUS, STOCK, TRANSPORTS, machine, without_plus
+from compare import OURS, PLUS, STOCK, TRANSPORTS, add_json, machine, without_plus, write_rows
 
 from support.apps.build import build_app
 from support.servers.ledger import LEDGER_DB, Ledger
@@ -30,7 +35,7 @@ from support.workers.worker import Worker, app_env
 PATIENCE = 600.0
 #: Jobs that are due at once.
 DUE = 3000
-#: Stock looks for old jobs each second instead of each hundred.
+#: Stock looks for expired jobs every second instead of every hundred.
 HASTE = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 #: Late ack, and a lost pool process fails its job.
 ALONE = {"task_annotations": {"*": {"reject_on_worker_lost": False}}}
@@ -41,7 +46,7 @@ ON_LOSS = {
 
 
 class Place:
-    """A server, a producer and workers of one contender; all end with it."""
+    """Server, producer and workers of one contender; all end with it."""
 
     def __init__(self, contender: str, directory: Path, server: Server, **conf: Any) -> None:
         options = conf.pop("options", {})
@@ -69,7 +74,7 @@ class Place:
         return self.ledger.starts().get(job, [])
 
     def started(self, job: str, times: int = 1, within: float = PATIENCE) -> float:
-        """When its run of this number began."""
+        """Wait for a run of a job, and return its start."""
         return eventually(lambda: self.starts(job)[times - 1 :], within, message=job)[0]
 
 
@@ -85,7 +90,7 @@ def place(contender: str, **conf: Any) -> Iterator[Place]:
 
 
 def lost(contender: str, args: argparse.Namespace) -> str:
-    """Workers are killed under load; what has not run when nothing is left, is lost."""
+    """Kill workers under load, and count the jobs that have not run when none is left."""
     timeout = {} if contender == OURS else {"options": {"visibility_timeout": 30}}
     with place(contender, **timeout) as here:
         for number in range(args.jobs):
@@ -97,7 +102,7 @@ def lost(contender: str, args: argparse.Namespace) -> str:
             workers.pop(0).kill9_all()
             workers.append(here.worker(concurrency=2))
         seen, since = 0, time.monotonic()
-        # Two timeouts and two looks without any progress: what has not come back never will.
+        # Two timeouts without any progress: a job that has not run by then never will.
         while len(runs := here.ledger.runs()) < args.jobs and time.monotonic() - since < 150:
             if len(runs) != seen:
                 seen, since = len(runs), time.monotonic()
@@ -109,7 +114,7 @@ def lost(contender: str, args: argparse.Namespace) -> str:
 
 
 def recovery(contender: str, _: argparse.Namespace, **conf: Any) -> str:
-    """From the kill of a worker until its last job runs on another one."""
+    """Kill a worker, and wait until its last job runs on another one."""
     with place(contender, **conf) as here:
         victim = here.worker(concurrency=4, args=("--prefetch-multiplier=1",))
         for number in range(4):
@@ -129,7 +134,7 @@ def recovery(contender: str, _: argparse.Namespace, **conf: Any) -> str:
 
 
 def long_job(contender: str, _: argparse.Namespace, *, seconds: int, **how: Any) -> str:
-    """One job that takes longer than the timeout, and two workers that live."""
+    """Run one job for longer than the timeout, with two workers that live."""
     cut = how.pop("cut", False)
     options = {} if contender == OURS else {"options": {"visibility_timeout": 10}}
     with place(contender, **options) as here:
@@ -146,7 +151,7 @@ def long_job(contender: str, _: argparse.Namespace, *, seconds: int, **how: Any)
 
 
 def poison(contender: str, _: argparse.Namespace, **conf: Any) -> str:
-    """A job that kills its pool process, watched for a minute."""
+    """Publish a job that kills its pool process, and count its runs for a minute."""
     with place(contender, **conf) as here:
         here.worker(concurrency=2)
         told = here.send("kill_child", "pill")
@@ -155,7 +160,7 @@ def poison(contender: str, _: argparse.Namespace, **conf: Any) -> str:
 
 
 def innocents(contender: str, _: argparse.Namespace) -> str:
-    """Three jobs wait behind one that runs, and their worker is killed three times."""
+    """Kill a worker three times while three jobs wait behind one that runs."""
     limit = {"options": {"visibility_timeout": 10, "delivery_limit": 3}}
     with place(contender, **({} if contender == OURS else limit)) as here:
         here.send("hold", "first", 600.0)
@@ -173,7 +178,7 @@ def innocents(contender: str, _: argparse.Namespace) -> str:
 
 
 def due_at_once(contender: str, _: argparse.Namespace) -> str:
-    """Many jobs that are due in the same seconds, far enough away to wait in Redis elsewhere."""
+    """Publish many jobs that are due at once, late enough to wait in Redis with each contender."""
     with place(contender) as here:
         here.worker(concurrency=2)
         note, due = here.app.tasks["shop.note"], datetime.now(timezone.utc) + timedelta(seconds=80)
@@ -185,7 +190,7 @@ def due_at_once(contender: str, _: argparse.Namespace) -> str:
 
 
 def beside_stock(contender: str, _: argparse.Namespace) -> str:
-    """A producer with the stock transport, on the database of such a worker."""
+    """Publish with the stock transport, for a contender's worker."""
     with place(contender) as here:
         here.worker(concurrency=1)
         stock = build_app({**here.env, "SUPERFETCH": "0", "CONF": "{}"})
@@ -221,13 +226,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--jobs", type=int, default=12_000, help="of the lost jobs")
     parser.add_argument("--kills", type=int, default=30)
+    add_json(parser)
     args = parser.parse_args()
     skipped = without_plus()
     print(", ".join(f"{key} {value}" for key, value in machine().items()), *skipped.values())
+    rows = []
     for case, (contenders, measured, how) in CASES.items():
         for contender in contenders if args.only in case else ():
             if contender not in skipped:
-                print(f"{case}: {contender}: {measured(contender, args, **how)}", flush=True)
+                result = measured(contender, args, **how)
+                print(f"{case}: {contender}: {result}", flush=True)
+                rows.append({"case": case, "contender": contender, "result": result})
+    if args.json:
+        write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""A thousand owners that serve the same queues: a heartbeat's cost, and the death of hundreds.
+"""A thousand owners on the same queues: the cost of a heartbeat, and the death of hundreds at once.
 
-    python benchmarks/places.py [--owners 1000] [--dead 300] [--consumers 20] [--queues 20]
+    python benchmarks/places.py [--owners 1000] [--dead 300] [--consumers 20] [--queues 20] [--json]
 
-Most owners are simulated: they are registered, send heartbeats and wait for no job
-(``tests/support/workers/simulated.py``). Beside them are some real consumers, each in a process of
-its own. Some of the simulated ones die at once, and a reaper makes a pass. From the kill on:
+celery_superfetch alone is measured. Most owners are simulated: they are registered, send heartbeats
+and wait for no job (``tests/support/workers/simulated.py``). Some are real consumers, each in a
+process of its own. At rest, measured are the server's time for one heartbeat's script
+(``INFO commandstats``) and its CPU. Then some simulated owners die at once, and a reaper makes a
+pass. From the kill on, measured are:
 
-- all places: seconds until each simulated survivor has a heartbeat's answer without the dead.
-- all lists: seconds until each queue is in the share of a simulated survivor, by its last answer.
-- jobs: seconds until a real consumer has found a job on each queue; no simulated one takes any, so
-  that a job on a list of theirs waits for a look.
+- jobs found: seconds until the real consumers have found a job on each queue; a simulated owner
+  takes none, so that a job on a list of its share waits for the check of a real one.
+- reaped: seconds until all dead owners are reaped.
+- lists read: seconds until each queue is in the share of a simulated survivor, by its last answer.
+- new places: seconds until each simulated survivor has a heartbeat's answer without the dead.
+
+Distorted by: other processes on the machine (all values). Takes: TIME.
 """
 
 from __future__ import annotations
@@ -75,7 +80,7 @@ class Fleet:
         eventually(lambda: self._known() == {owners}, PATIENCE, message=f"{owners} places")
 
     def _places(self) -> list[OwnerRank]:
-        """The last places of the simulated owners that are registered."""
+        """Return the last ranks of the simulated owners that are registered."""
         places = self.client.hgetall(PLACES)
         rows = {row.decode().rpartition(":a:")[2] for row in self.client.zrange(RANKS, 0, -1)}
         return [
@@ -86,7 +91,7 @@ class Fleet:
         return {place.owners for place in self._places()}
 
     def read_lists(self) -> int:
-        """The number of queues that are in the share of a simulated owner."""
+        """Return the number of queues that are in the share of a simulated owner."""
         return len(
             {
                 name
@@ -96,14 +101,14 @@ class Fleet:
         )
 
     def spent(self) -> tuple[float, int, float]:
-        """CPU of the server (s), scripts that were run, and how long these took (us)."""
+        """Return CPU of the server (s), scripts that have run, and their duration (us)."""
         cpu, stats = self.client.info("cpu"), self.client.info("commandstats")
         scripts = stats.get("cmdstat_evalsha", {"calls": 0, "usec": 0})
         return cpu["used_cpu_user"] + cpu["used_cpu_sys"], scripts["calls"], scripts["usec"]
 
 
 def run(args: Any) -> tuple[float, ...]:
-    """A value for each table."""
+    """Measure once; return a value for each table."""
     with ExitStack() as stack:
         fleet = Fleet(args, stack)
         cpu, calls, us = fleet.spent()

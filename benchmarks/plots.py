@@ -1,8 +1,9 @@
-"""Draws the ratios to stock that a benchmark found, a panel for each of its tables.
+"""Draws the ratios to stock in a benchmark's result, a panel for each of its tables.
 
     python benchmarks/plots.py benchmarks/results/worker.json worker.svg
 
-The docs draw theirs when they are built; matplotlib comes with their extra.
+``docs/conf.py`` draws the pictures of the docs when they are built; the extra `docs` has
+matplotlib.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from compare import STOCK, kept
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-#: What is worth a panel, by its unit: what a job sends is the same in each run, and needs none.
+#: Units of tables that get a panel: the commands per job are the same in each run, and get none.
 DRAWN = ("jobs/s", "us per job")
 
 
 def draw(results: Path, picture: Path) -> None:
-    """Draw what is in one file of results."""
+    """Draw one file of results."""
     tables = [table for table in kept(results) if any(STOCK in row.values for row in table.rows)]
     panels = [table for table in tables if table.unit in DRAWN] or tables
     heights = [len(table.rows) for table in panels]
     figure = Figure(figsize=(8, 1 + 0.34 * sum(heights) + 0.7 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for table, axis in zip(panels, axes, strict=True):
-        # Who ran in one case only would stretch the scale of all.
+        # A contender of one case only would stretch the scale of all.
         everywhere = set.intersection(*(set(row.values) for row in table.rows))
         names = [name for name in table.rows[0].values if name in everywhere - {STOCK}]
         thick = 0.8 / len(names)

@@ -1,11 +1,15 @@
-"""How long a job waits after kill -9, and how soon a worker takes what it is sent.
-
-Real workers with the default options on a server of its own:
+"""Delay of a job from kill -9 to its second start, and from a worker's start to its first job.
 
     python benchmarks/recovery_time.py [--kills 10] [--backlog 100000] [--only other-host] [--json]
 
-A recovery is measured from the kill to the second start of the job that was running, by the clock
-of this machine. Other hosts are namespaces (`unshare`); where they are refused, those are skipped.
+celery_superfetch alone is measured, with real workers and default options on a server of its own. A
+recovery time runs from the kill to the second start of the job that was running, by the clock of
+this machine. Kills fall at random between two heartbeats. Other hosts are Linux namespaces
+(`unshare`); where the kernel refuses them, their cases are skipped. With ``--backlog`` the kills
+are repeated while so many jobs wait.
+
+Distorted by: busy machines, by tenths of a second (starting a worker is part of some cases); the
+rest is limits of seconds. Takes: TIME for eight kills of each case without a backlog.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from compare import add_json, write_rows  # (it puts the tests on the path)
 
 from support.apps.build import build_app
 from support.hosts import Host, namespaces_available
@@ -40,7 +44,7 @@ HEARTBEAT = 5.0  # seconds between two heartbeats, by default
 
 
 class Bench:
-    """A server, a producer with the stock transport, and workers under test."""
+    """Server, producer with the stock transport, and workers under test."""
 
     def __init__(self, server: Server, directory: Path) -> None:
         self.server = server
@@ -59,12 +63,12 @@ class Bench:
         return one
 
     def send(self, task: str, *args: Any, **options: Any) -> float:
-        """Publish a job; the time at which that was done."""
+        """Publish a job; return the time."""
         self.app.tasks[f"shop.{task}"].apply_async(args, **options)
         return time.time()
 
     def running(self, job: str, runs: int = 1) -> float:
-        """Wait for the start number `runs` of a job; the time of it."""
+        """Wait for the start number `runs` of a job; return its time."""
         message = f"run {runs} of {job}"
         starts = eventually(
             lambda: (found := self.ledger.starts().get(job, []))[runs - 1 :] and found,
@@ -82,7 +86,7 @@ class Bench:
         self.workers.append(Process(argv, **place))
 
     def pile_up(self, jobs: int) -> None:
-        """A backlog of that many small jobs."""
+        """Publish a backlog of that many small jobs."""
         self.send("note", "backlog", task_id="TASKID")
         raw = eventually(lambda: self.client.rpop("celery"))
         tag = json.loads(raw)["properties"]["delivery_tag"].encode()
@@ -97,7 +101,7 @@ class Bench:
         self.client.lmove("celery", "celery", "LEFT", "RIGHT")
 
     def control(self, command: str, one: Worker) -> None:
-        """Let a worker serve the queue, or no longer."""
+        """Make a worker serve the queue, or stop serving it."""
         name = next(word for word in one.log().split() if word.startswith(f"{one.name}@"))
         ask = getattr(self.app.control, command)
         if not ask("celery", reply=True, timeout=10, limit=1, destination=[name]):
@@ -115,7 +119,7 @@ class Bench:
 
 
 def neighbour(bench: Bench, kills: int, hosts: tuple[str | None, str | None]) -> Iterator[float]:
-    """A worker is killed at any moment between two heartbeats; one that stays takes over."""
+    """Kill a worker at a random moment between two heartbeats; another one recovers its job."""
     stays = bench.worker(hosts[1], queues=["standby"]).wait_ready()
     dice = random.Random(0)
     for number in range(kills):
@@ -140,11 +144,12 @@ def _hold(bench: Bench, number: int) -> str:
 
 
 def successor(bench: Bench, kills: int, elsewhere: bool) -> Iterator[float]:
-    """The only worker is killed, and a container of its name started at once.
+    """Kill the only worker, and start a container of its name at once.
 
-    The kernel likes to give the number of its pid namespace to the next one, which then knows
-    that the process is gone. Not so `elsewhere`: something else has taken the number, or (a
-    StatefulSet's pod that moved) it is another machine; then only silence tells.
+    The kernel usually gives the number of the ended pid namespace to the next one, so that the
+    successor knows that the process is gone. With `elsewhere` another process has that number, as
+    on another machine (a StatefulSet's pod that moved): then the successor has to wait for missed
+    heartbeats.
     """
     one = bench.worker("box", name="same").wait_ready()
     for number in range(kills):
@@ -160,7 +165,7 @@ def successor(bench: Bench, kills: int, elsewhere: bool) -> Iterator[float]:
 
 
 def pool_process(bench: Bench, kills: int) -> Iterator[float]:
-    """The only pool process of a worker is killed while it runs a job, as by the OOM killer."""
+    """Kill the only pool process of a worker while it runs a job, as the OOM killer does."""
     one = bench.worker().wait_ready()
     for number in range(kills):
         job = _hold(bench, number)
@@ -180,7 +185,7 @@ def _ready_at(one: Worker) -> float:
 
 
 def first_waiting(bench: Bench, times: int) -> Iterator[float]:
-    """From "ready" in the log to the start of a job that waited for it."""
+    """Yield seconds from "ready" in the log to the start of a job that waited for it."""
     for number in range(times):
         job = f"first-{number}"
         bench.send("note", job)
@@ -190,7 +195,7 @@ def first_waiting(bench: Bench, times: int) -> Iterator[float]:
 
 
 def first_sent(bench: Bench, times: int) -> Iterator[float]:
-    """From the publication of a job, right after "ready", to its start."""
+    """Yield seconds from the publication of a job, right after "ready", to its start."""
     for number in range(times):
         job = f"first-{number}"
         one = bench.worker(neighbours=True)
@@ -201,7 +206,8 @@ def first_sent(bench: Bench, times: int) -> Iterator[float]:
 
 
 def added_queue(bench: Bench, times: int) -> Iterator[float]:
-    """From the publication to an added queue, right after the worker's answer, to the start."""
+    """Yield seconds from the publication to an added queue, right after the worker's answer, to the
+    start."""
     bench.worker(neighbours=True).wait_ready()
     for number in range(times):
         name = f"added-{number}"
@@ -259,7 +265,7 @@ def a_bench() -> Iterator[Bench]:
 
 
 def run(times: int, backlog: int, only: list[str], say: Callable[[str], None]) -> list[dict]:
-    """Measure; a row for each."""
+    """Measure; return a row for each."""
     rows = []
     plan = [(name, 0, *what) for name, what in MEASURES.items()]
     plan += [(name, backlog, *what) for name, what in MEASURES.items() if backlog]
@@ -296,12 +302,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10, help="measurements of each kind")
     parser.add_argument("--backlog", type=int, default=100_000, help="waiting jobs (0: none)")
     parser.add_argument("--only", action="append", default=[], choices=[*MEASURES, *WAKE_UPS])
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(parser)
     asked = parser.parse_args()
     rows = run(asked.kills, asked.backlog, asked.only, lambda text: print(text, file=sys.stderr))
     if asked.json:
-        print(json.dumps({"cpus": os.cpu_count(), "rows": rows}, indent=2))
-        return
+        write_rows(asked.json, rows)
     print(f"{'seconds':<58}{'waiting':>9}{'median':>9}{'min':>9}{'max':>9}")
     for row in rows:
         figures = "".join(f"{row[key]:>9.3f}" for key in ("median", "min", "max"))

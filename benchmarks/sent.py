@@ -1,4 +1,4 @@
-"""Counts what this process sends: the server counts what scripts call as well."""
+"""Counts the commands that this process sends: the server's counts include those of scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def watch_sent(note: Callable[[int, int], None]) -> Callable[[], None]:
     """Call ``note`` with the number of commands, and of sends (a pipeline is one), of each kind.
 
     Returns:
-        what ends it.
+        a function that ends it.
     """
     send, pack = AbstractConnection.send_command, AbstractConnection.pack_commands
     packed = AbstractConnection.send_packed_command

@@ -1,11 +1,10 @@
-"""Where a worker's time goes: its transport's code, the way to the server and back, or Celery.
+"""Shares of a worker's time: sending, waiting for Redis, the transport's code, Celery.
 
-A worker of each contender drains jobs that do nothing, while py-spy looks at its main thread 100
-times a second (``pip install py-spy``; it may need root):
+    python benchmarks/shares.py [--rounds 3] [--only solo] [--jobs 8000] [--seconds 4] [--json]
 
-    python benchmarks/shares.py [--rounds 3] [--only solo] [--jobs 8000] [--seconds 4]
-
-A look counts for the innermost frame that is of a package:
+celery_superfetch is compared with stock and celery-redis-plus. A worker of each drains jobs that do
+nothing, while py-spy samples its main thread 100 times a second (``pip install py-spy``; it may
+need root). A sample counts for the innermost frame that belongs to a package:
 
 - sending: redis-py is in the call that sends, which on a loopback connection does half of the
   receiver's work as well;
@@ -13,7 +12,8 @@ A look counts for the innermost frame that is of a package:
 - the transport: celery_superfetch, ``kombu.transport``, celery-redis-plus, the rest of redis-py;
 - all else: Celery, the rest of kombu, the task.
 
-Looking slows a worker down: these are shares, and no times.
+Distorted by: the sampling, which slows the worker down: use the shares and no times. Takes: about
+three minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pathlib import Path
 from compare import TRANSPORTS, Table, arguments, begin, finish_all, measure_all, without_plus
 from worker import LOOK, Drain, Look, left
 
-#: Looks a second.
+#: Samples per second.
 RATE = 100
 #: A frame as py-spy writes it: function, file and line.
 FRAME = re.compile(r"(?P<function>\S+) \((?P<file>[^()]+\.py)(?::\d+)?\)$")
@@ -43,7 +43,7 @@ OF_CELERY = ("celery/", "kombu/", "billiard/", "vine/", "amqp/", "benchmarks/")
 
 
 def part_of(stack: Sequence[str]) -> str:
-    """What a look counts for; frames from the outermost to the innermost."""
+    """Return the part that a sample counts for; frames from the outermost to the innermost."""
     for depth, frame in enumerate(reversed(stack)):
         match = FRAME.match(frame)
         function, path = match.groups() if match else ("", "")
@@ -60,14 +60,14 @@ def part_of(stack: Sequence[str]) -> str:
 
 
 class Profile(Drain):
-    """A worker that is looked at while it drains."""
+    """Worker that is sampled while it drains."""
 
     def __init__(self, contender: str, pool: str, jobs: int, seconds: float) -> None:
         super().__init__(contender, pool, 4, jobs)
         self.seconds = seconds
 
     def run(self) -> tuple[float, ...]:
-        """Per cent of the main thread's time, of each part."""
+        """Return per cent of the main thread's time, of each part."""
         with tempfile.TemporaryDirectory() as name:
             self.stacks = Path(name) / "stacks"
             super().run()
@@ -90,7 +90,7 @@ class Profile(Drain):
         return first, last
 
     def counted(self) -> Counter[str]:
-        """Looks at the main thread for each part."""
+        """Return samples of the main thread for each part."""
         counts: Counter[str] = Counter()
         for line in self.stacks.read_text().splitlines():
             frames, _, count = line.rpartition(" ")

@@ -1,18 +1,22 @@
-"""Hundreds of real solo workers on one machine: what they cost at rest, and what their death costs.
+"""Hundreds of real solo workers on one machine: their cost at rest, and the cost of their death.
 
     python benchmarks/solo_fleet.py [--workers 300] [--survivors 20] [--queues 20] [--jobs 200]
-        [--only superfetch]
+        [--only superfetch] [--json]
 
-Each worker is a process of `celery worker`, forked from one that has imported the app, and so
-shares its memory; it serves all queues. For each contender, on a server of its own:
+celery_superfetch is compared with stock. Each worker is a process of `celery worker`, forked from
+one that has imported the app, so that they share its memory; it consumes all queues. For each
+contender, on a server of its own:
 
-- connections of a worker, and the server's CPU and the workers' CPU while nothing is to do.
-- the wait of a job: jobs come one by one to queues chosen at random, from the publishing to the
-  first line of the task.
+- at rest, for ``AT_REST`` seconds: connections of a worker, CPU of the server, CPU of a worker.
+- the delay of a job from publishing to the first line of the task: jobs come one by one to queues
+  chosen at random.
 
-Then ``--workers`` of them are killed at once, while ``--survivors`` live on, and jobs come to all
-queues for ``AFTER`` seconds: the longest wait of these jobs, and how many are never run. Stock's
-workers are not killed: a job that a dead one holds waits for an hour.
+Then ``--workers`` of them are killed at once, ``--survivors`` live on, and jobs come to all queues
+for ``AFTER`` seconds: the longest delay of these jobs, and how many never run. Stock's workers are
+not killed: a job that a dead one holds waits for an hour.
+
+Distorted by: other processes on the machine (CPU and delays; not connections); all workers share
+its cores, so that a job's delay is longer than in a fleet of many machines. Takes: TIME.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ from support.servers.server import Server
 from support.waiting import eventually
 from support.workers.worker import process_env
 
-#: Seconds until a fleet that has started sends only what it sends for ever.
+#: Seconds until a fleet that has started sends only what an idle one sends.
 CALM = 15.0
 #: Seconds in which the CPU is measured.
 AT_REST = 20.0
@@ -105,14 +109,14 @@ class Fleet:
         return process
 
     def _listening(self) -> int:
-        """The number of workers that listen to remote control, the last step of their start."""
+        """Return the number of workers that listen to remote control: they have started."""
         return sum(int(row["psub"]) or int(row["sub"]) for row in self.client.client_list())
 
     def connections(self) -> int:
         return len(self.client.client_list()) - 1
 
     def spent(self) -> tuple[float, float]:
-        """Seconds of CPU: of the server, of all workers."""
+        """Return seconds of CPU: of the server, of all workers."""
         used = self.client.info("cpu")
         workers = [*self.victims.children(), *self.survivors.children()]
         times = [process.cpu_times() for process in workers]
@@ -122,7 +126,7 @@ class Fleet:
         self._app.tasks["bench.told"].apply_async((time.monotonic(),), queue=name)
 
     def waits(self, count: int, timeout: float) -> Iterator[float]:
-        """The waits (s) of ``count`` jobs; of fewer if the next takes longer than ``timeout``."""
+        """Yield the waits (s) of ``count`` jobs, or of those before one longer than ``timeout``."""
         for _ in range(count):
             try:
                 yield self._waits.get(timeout=timeout)
@@ -135,7 +139,7 @@ class Fleet:
             self._waits.put(struct.unpack("d", raw)[0])
 
     def kill(self) -> int:
-        """Kill the victims; how many."""
+        """Kill the victims; return their number."""
         dying: list[psutil.Process] = self.victims.children()
         for process in dying:
             process.kill()
@@ -143,7 +147,7 @@ class Fleet:
 
 
 def run(contender: str, args: Any) -> list[float | None]:
-    """A value for each table; None where it is not measured."""
+    """Measure a contender; return a value for each table, None where it is not measured."""
     with ExitStack() as stack:
         fleet = Fleet(contender, args, stack)
         count = args.workers + args.survivors

@@ -1,17 +1,21 @@
-"""What jobs on probation cost a fleet whose workers are all busy.
-
-Real workers with threads, on a server of its own, that never run out of short jobs, and some of
-whose threads have long ones; then one job is put on probation:
+"""Throughput of a busy fleet while a job on probation waits for isolation.
 
     python benchmarks/suspects.py [--scale 10] [--rounds 3] [--only 3x4] [--path OTHER_CHECKOUT]
+        [--json]
 
-All times but those of a short job are a tenth of the true ones (80 s or an hour for a long job,
-60 s for the first rest); ``--scale 1`` takes 20 minutes for each run. The rate of short jobs counts
-from the moment when the suspect came, for eleven first rests: that is a rest with the work after
-it; and where long jobs take 80 s, until the suspect has run at least. The aim: at least 0.9 of the
-rate before, and the suspect runs.
+celery_superfetch is compared with itself, before a job goes on probation. Real workers with threads
+never run out of short jobs, and some of their threads have long ones. The rate of short jobs counts
+from the moment the suspect is there, for eleven times the first quiesce: one quiesce and the work
+after it. Where long jobs take 80 s, it counts until the suspect has run, if that is later. The last
+case has only 120 jobs of 2 s, with 20 suspects and without.
 
-The last case has nothing but 120 jobs of 2 s (a tenth of that, too), with 20 suspects and without.
+All times but those of short jobs are a tenth of the real ones (80 s or an hour for a long job, 60 s
+for the first quiesce); ``--scale 1`` takes 20 minutes for each run.
+
+The aim: at least 0.9 of the rate before, and the suspect runs.
+
+Distorted by: other processes on the machine, if they come or go between the two halves of a run.
+Takes: TIME.
 """
 
 from __future__ import annotations
@@ -21,7 +25,6 @@ import json
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +32,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from compare import add_json, write_rows  # (it puts the tests on the path)
 
 from celery_superfetch.model.job import digest
 from celery_superfetch.store.keys import Keys
@@ -39,7 +42,7 @@ from support.servers.server import Server
 from support.workers.worker import TESTS, Worker, app_env
 
 FIRST_REST, WORK, SHORT = 60.0, 10, 0.1
-#: Seconds between two looks at the ledger; short jobs that always wait, more than start meanwhile.
+#: Seconds between two reads of the ledger; short jobs that always wait, more than start meanwhile.
 LOOK, WAITING = 0.05, 50
 #: Name -> workers, threads of each, how many of these have long jobs, and their seconds.
 CASES = {
@@ -52,7 +55,7 @@ ALIKE = (1, 20, 120, 20)
 
 
 class Fleet:
-    """Workers, and whoever keeps them busy."""
+    """Workers, and the producer that keeps them busy."""
 
     def __init__(self, server: Server, directory: Path, scale: float, path: str) -> None:
         self.scale, self.long = scale, 0.0
@@ -94,7 +97,7 @@ class Fleet:
         self.app.tasks["shop.hold"].apply_async((job, seconds), queue=queue)
 
     def send_suspects(self, count: int, seconds: float) -> None:
-        """As if each had been beside others when two owners died."""
+        """Put jobs on probation, as if each had run alongside others when two owners died."""
         keys = Keys()
         for _ in range(count):
             self.send("suspect", seconds, "aside")
@@ -106,7 +109,7 @@ class Fleet:
             self.client.sadd(keys.on_probation, "celery")
 
     def look(self) -> list[str]:
-        """Note what has ended since the last look; the long jobs among it."""
+        """Record the jobs that have ended since the last call; return the long ones."""
         lines: Any = self.ledger._redis.lrange(self.ledger.key, self._read, -1)
         self._read += len(lines)
         ended = [line for line in map(json.loads, lines) if line["event"] == "finished"]
@@ -126,9 +129,9 @@ class Fleet:
 
 def flow(
     fleet: Fleet, workers: int, threads: int, long: int, seconds: float
-) -> tuple[float, float, float]:
-    """Rate of short jobs in terms of that before, its least for a while, and when the suspect ran
-    (in seconds of the true constants)."""
+) -> tuple[float, float, float | None]:
+    """Return the rate of short jobs in terms of that before, its minimum for the time of one
+    quiesce, and when the suspect ran (in seconds of the real constants)."""
     dice, rest = random.Random(1), FIRST_REST / fleet.scale
     fleet.long, in_time = seconds, seconds < WORK * FIRST_REST
     for number in range(workers):
@@ -148,7 +151,7 @@ def flow(
     before = rate(fleet.shorts, began, came)
     parts = int((ended - came) / rest)
     least = min(rate(fleet.shorts, came + n * rest, came + (n + 1) * rest) for n in range(parts))
-    ran = (fleet.suspects[0] - came) * fleet.scale if fleet.suspects else float("nan")
+    ran = (fleet.suspects[0] - came) * fleet.scale if fleet.suspects else None
     return rate(fleet.shorts, came, ended) / before, least / before, ran
 
 
@@ -157,7 +160,7 @@ def rate(ends: Sequence[float], since: float, until: float) -> float:
 
 
 def alike(fleet: Fleet, suspects: int) -> tuple[float, float]:
-    """Seconds until all jobs, and all suspects, have run; by the true constants."""
+    """Return seconds until all jobs, and all suspects, have run; by the real constants."""
     workers, threads, jobs, _ = ALIKE
     seconds = 2.0 / fleet.scale
     fleet.send_suspects(suspects, seconds)
@@ -180,7 +183,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each case")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--path", default="", help="where to import the package from")
+    add_json(parser)
     args = parser.parse_args(argv)
+    rows: list[dict[str, Any]] = []
 
     @contextmanager
     def fleet() -> Iterator[Fleet]:
@@ -193,14 +198,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             with fleet() as one:
                 rounds.append(flow(one, *shape))
             share, least, ran = rounds[-1]
-            print(f"{name}: {share:.2f}, least {least:.2f}, ran after {ran:.0f} s", flush=True)
+            after = "did not run" if ran is None else f"ran after {ran:.0f} s"
+            print(f"{name}: {share:.2f}, least {least:.2f}, {after}", flush=True)
         if rounds:
             print(f"{name}: median {statistics.median(share for share, *_ in rounds):.2f}")
+            titles = ("rate_share", "least_rate_share", "suspect_ran_after_s")
+            rows.append({"case": name, **dict(zip(titles, zip(*rounds, strict=True), strict=True))})
     name = "20 suspects among 120 jobs of 2 s"
     for suspects in (0, ALIKE[-1]) if args.only in name else ():
         with fleet() as one:
             jobs, everything = alike(one, suspects)
         print(f"{name}: {suspects} suspects: jobs {jobs:.0f} s, all {everything:.0f} s", flush=True)
+        rows.append({"case": name, "suspects": suspects, "jobs_s": jobs, "all_s": everything})
+    if args.json:
+        write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""How many jobs a second a transport hands over, and takes the acks of.
+"""Throughput and cost per job of a transport: a plain kombu consumer that acks at once.
 
-A plain kombu consumer on a server of its own, every ack sent as soon as a job is there:
+    python benchmarks/transport.py [--rounds 3] [--only "prefetch 1,"] [--jobs 1000] [--json]
 
-    python benchmarks/transport.py [--rounds 3] [--only "prefetch 1,"] [--json]
+celery_superfetch is compared with stock and celery-redis-plus. Each case runs in both loops of
+kombu: `drain_events`, as programs consume, and the hub, as Celery's workers do. The jobs are
+published before, and a tenth of them is consumed before the time runs, so that connections and
+scripts exist. Besides jobs per second, each job's cost is measured: CPU of the consumer's process
+and of the server (`INFO cpu`), commands sent (a script is one), and reads by the server (all that a
+client sends at once is one, so these are round trips; a large payload takes several).
 
-Each case is run in both of kombu's loops: `drain_events`, as scripts consume, and the hub, as
-Celery's workers do. The jobs are published before the time runs, and the first of them are consumed
-before, too, so that connections and scripts are there.
+The aims: three times stock at prefetch 1, eight times at prefetch 16.
 
-Beside jobs a second it shows what each job costs: CPU time of the consumer and of the server,
-commands sent (a script is one) and reads by the server (what a client sends at once is one, so
-these are round trips; a large payload takes several).
-
-The aim: three times stock at prefetch 1, eight times at prefetch 16.
+Distorted by: other processes on the machine (rates, and to a lesser extent CPU; not commands), and
+by the consumer and the server sharing cores. Takes: TIME; seven rounds of "1 MB": TIME2.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PATIENCE = 20
 
 
 class Case(NamedTuple):
-    """What a run is about."""
+    """Parameters of a run."""
 
     loop: str
     prefetch: int
@@ -58,12 +58,12 @@ class Case(NamedTuple):
         return f"{self.loop}, prefetch {self.prefetch}, {_bytes(self.size)}{queues}"
 
     def jobs(self, most: int) -> int:
-        """Large ones are fewer: it is not the memory that is measured."""
+        """Return the number of jobs: fewer if they are large, since memory is not measured."""
         return max(40, min(most, 20_000_000 // self.size))
 
 
 class Load(NamedTuple):
-    """What a server had done at some moment."""
+    """Counters of a server and of this process at some moment."""
 
     at: float
     own_cpu: float
@@ -72,7 +72,7 @@ class Load(NamedTuple):
     commands: int
 
     def per_job(self, since: Load, jobs: int) -> tuple[float, ...]:
-        """Jobs a second, us of CPU here and in the server, commands and reads."""
+        """Return jobs per second, us of CPU of this process and the server, commands and reads."""
         return (
             jobs / (self.at - since.at),
             (self.own_cpu - since.own_cpu) / jobs * 1e6,
@@ -119,7 +119,7 @@ def fill(url: str, transport: str, queues: Sequence[Queue], jobs: int, size: int
 
 @contextmanager
 def turns(connection: Connection, loop: str) -> Iterator[Callable[[], object]]:
-    """What makes the loop turn once."""
+    """Return a function that runs the loop once."""
     if loop == "drain":
         yield lambda: connection.drain_events(timeout=PATIENCE)
         return
@@ -134,7 +134,7 @@ def turns(connection: Connection, loop: str) -> Iterator[Callable[[], object]]:
 
 
 def run(server: Server, contender: str, case: Case, most: int) -> tuple[float, ...]:
-    """One run: jobs a second, and what a job costs the server."""
+    """Consume once; return a value for each table."""
     client = server.client()
     client.flushall()
     exchange = Exchange("bench", type="direct")
@@ -168,7 +168,7 @@ def run(server: Server, contender: str, case: Case, most: int) -> tuple[float, .
 
 
 def cases() -> Iterator[Case]:
-    """Each loop; prefetch by size on one queue, then prefetch by queues for the smallest."""
+    """Yield for each loop: prefetch by size on one queue, prefetch by queues at 300 B."""
     for loop in ("drain", "hub"):
         for size, prefetch in itertools.product((300, 10_000, 1_000_000), (1, 16, 64)):
             if loop == "drain" or size == 300:

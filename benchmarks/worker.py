@@ -1,29 +1,27 @@
-"""How many jobs a second a Celery worker runs, and what a job costs.
+"""Throughput and cost per job of a Celery worker on each pool.
 
-A worker of each contender drains jobs that do nothing, which were queued before it started, each on
-a server of its own:
-
-    python benchmarks/worker.py [--rounds 3] [--only solo] [--jobs 2000] [--prefetch 4]
+    python benchmarks/worker.py [--rounds 3] [--only solo] [--jobs 2000] [--prefetch 4] [--json]
 
     python benchmarks/worker.py --jobs 10000 --prefetch 1 4 16
 
-All ack late, send no events, and start without mingle, which would keep celery-redis-plus waiting.
-The prefetch is Celery's multiplier: with two processes, 4 makes 8 jobs.
+celery_superfetch is compared with stock and celery-redis-plus. A worker of each drains jobs that do
+nothing, which were queued before it started, on a server of its own. All use late ack, send no
+events and start without mingle, for which celery-redis-plus would wait. ``--prefetch`` is Celery's
+multiplier: with two processes, 4 means 8 jobs. RQ's `SimpleWorker` is there for reference: it forks
+no pool and fetches one job at a time, so it is compared with solo.
 
-The time runs from the first settled job to the last; the start of the worker does not count. Ten
-times a second the server is asked how many jobs it has, queued or in flight. What is compared is
-what happened between the first answer of less than all and the last of more than none.
+Ten times a second the server is asked how many jobs are queued or in flight. A figure covers the
+time between the first answer of fewer than all jobs and the last of more than none, so that the
+start of the worker does not count. A command is what a worker sends, and a script is one. A send is
+one command or one pipeline: a round trip, unless it blocks. The worker's processes count both
+themselves, including heartbeats, which are a few in thousands. A call is what the server executes,
+also within scripts, plus one for the producer's LPUSH.
 
-A command is what a worker sends, a script is one. A send is one command or one pipeline, which
-makes it a round trip unless it blocks. The workers' processes count both themselves (the server
-would count what scripts call). What they send besides, such as heartbeats, is part of it: a few in
-thousands. A call is what the server executes, within scripts too, and one for the producer's LPUSH.
+The aims: prefork 1.25 times stock, threads 1.6, solo 1.8, and faster than celery-redis-plus on each
+pool; 2.5 commands per job at prefetch 4; Redis CPU 0.6 times stock.
 
-RQ is another kind of thing, for reference: it forks no pool and fetches one job at a time
-(`SimpleWorker`), so it stands beside solo.
-
-The aims: prefork 1.25 times stock, threads 1.6, solo 1.8, and on every pool ahead of
-celery-redis-plus; 2.5 commands a job at prefetch 4; the server's CPU 0.6 times stock.
+Distorted by: other processes on the machine (rates, and to a lesser extent CPU; not commands), and
+by the worker and the server sharing cores. Takes: TIME for five rounds of 3,000 jobs.
 """
 
 from __future__ import annotations
@@ -64,11 +62,11 @@ RQ = "RQ SimpleWorker"
 POOLS = {"prefork": 2, "threads": 8, "solo": 1, "gevent": 8}
 #: Seconds between two looks at the server.
 LOOK = 0.1
-#: What the looks themselves call.
+#: Commands of the looks themselves.
 LOOKS = {f"cmdstat_{name}" for name in ("info", "llen", "hlen", "hkeys", "keys", "type", "zcard")}
 #: Seconds without any job settled after which something is wrong.
 PATIENCE = 30
-#: RQ runs a tenth as many jobs a second, and is given fewer.
+#: RQ runs a tenth as many jobs per second, and gets a fifth of them.
 RQ_PART = 5
 #: Jobs of one pipeline.
 BATCH = 500
@@ -77,7 +75,7 @@ FLAGS = ("--without-heartbeat",)
 
 
 class Look(NamedTuple):
-    """What there was to do at some moment, and what had been spent."""
+    """Jobs that were left at some moment, and what had been spent."""
 
     at: float
     left: int
@@ -89,11 +87,11 @@ class Look(NamedTuple):
     #: Of these, what Celery's main process sent.
     main_commands: int
     main_sends: int
-    #: What the server has executed, but for these looks.
+    #: Calls that the server has executed, without those of the looks.
     calls: int
 
     def per_job(self, since: Look) -> tuple[float, ...]:
-        """A value for each of ``tables``."""
+        """Return a value for each of ``tables``."""
         jobs = since.left - self.left
         return (
             jobs / (self.at - since.at),
@@ -146,7 +144,7 @@ def copies(client: Any, contender: str, task_id: str, jobs: int, prefix: str = "
 
 
 def _copy_item(client: Any, pipe: Any, task_id: str, jobs: int, prefix: str) -> Iterator[None]:
-    """kombu's own way: a list of payloads."""
+    """Copy a job as kombu stores it: in a list of payloads."""
     template = client.rpop(prefix + NAME)
     tag = template.split(b'"delivery_tag": "')[1].split(b'"')[0]
     for _ in range(jobs):
@@ -156,7 +154,7 @@ def _copy_item(client: Any, pipe: Any, task_id: str, jobs: int, prefix: str) -> 
 
 
 def _copy_hash(client: Any, pipe: Any, task_id: str, jobs: int, _: str) -> Iterator[None]:
-    """celery-redis-plus: a hash for each message, and two sorted sets of their tags."""
+    """Copy a job as celery-redis-plus stores it: a hash each, and two sorted sets of tags."""
     queue, index = f"queue:{NAME}", f"messages_index:{NAME}"
     ((tag, score),) = client.zrange(queue, 0, -1, withscores=True)
     due = client.zscore(index, tag)
@@ -184,7 +182,7 @@ def fill_rq(client: Any, jobs: int) -> None:
 
 
 def left(client: Any, contender: str, prefix: str = "") -> int:
-    """Jobs queued or in flight. A job goes from the first to the last of what is counted."""
+    """Return the jobs queued or in flight, counted in the order in which a job moves."""
     if contender == PLUS:
         return int(client.zcard(f"messages_index:{NAME}"))
     with client.pipeline(transaction=False) as pipe:
@@ -206,20 +204,20 @@ def left(client: Any, contender: str, prefix: str = "") -> int:
 
 
 class Drain:
-    """One worker that empties a queue."""
+    """Worker that empties a queue."""
 
     #: The app's ``global_keyprefix``.
     prefix = ""
     #: Those that the worker serves; none named: the app's own.
     queues: Sequence[str] = ()
-    #: What else is in the worker's environment.
+    #: Further variables of the worker's environment.
     env: Mapping[str, str] = {}
 
     def __init__(self, contender: str, pool: str, prefetch: int, jobs: int) -> None:
         self.contender, self.pool, self.prefetch, self.jobs = contender, pool, prefetch, jobs
 
     def run(self) -> tuple[float, ...]:
-        """What a job cost."""
+        """Drain the queue; return the cost of a job."""
         with self.serving() as (server, url), tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             self.client = server.client()
@@ -237,7 +235,7 @@ class Drain:
 
     @contextmanager
     def serving(self) -> Iterator[tuple[Server, str]]:
-        """A server, and the URL by which a worker finds it."""
+        """Start a server; yield it with the URL for the worker."""
         with Server() as server:
             yield server, server.url()
 
@@ -270,7 +268,7 @@ class Drain:
         )
 
     def watch(self) -> tuple[Look, Look]:
-        """The first look at which some jobs were settled, and the last at which not all were."""
+        """Return the first look after some jobs were acked, and the last before all were."""
         first = last = None
         moved, least = time.monotonic(), self.jobs
         while not first or least:

@@ -1,12 +1,16 @@
-"""How many links of chains, and parts of chords, a Celery worker runs in a second.
-
-As `benchmarks/worker.py`, but for the jobs, which hand something on:
+"""Links of chains and parts of chords that a Celery worker runs per second, and their cost.
 
     python benchmarks/workflows.py [--rounds 3] [--only prefork] [--jobs 2000] [--before CHECKOUT]
+        [--json]
 
-A link hands on the next, to a queue that nobody serves. Ten parts make a chord, whose body runs at
-the same worker; their results are on the server of the jobs. A second's jobs are those by which
-there are fewer then: the body of a chord comes and goes, and does not count.
+celery_superfetch is compared with stock, and with another checkout of itself (``--before``).
+Figures come about as in ``worker.py``. Each link publishes the next one, to a queue without a
+consumer. Ten parts make a chord, whose body runs at the same worker; results are on the server of
+the jobs. Jobs per second are those by which the number of queued and running jobs falls: the body
+of a chord is added and removed, and does not count. celery-redis-plus is not measured, since its
+queues cannot be filled with copies of a link.
+
+Distorted by: other processes on the machine (rates, and to a lesser extent CPU). Takes: TIME.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from compare import PLUS, TRANSPORTS, arguments, begin, finish, measure_all, ski
 from noop import build
 from worker import POOLS, Drain, copies, installed, tables
 
-#: The queue of the next links, which nobody serves.
+#: The queue of the next links, without a consumer.
 NEXT = "next"
 #: Parts of a chord.
 PARTS = 10
@@ -43,7 +47,7 @@ class Chords(Drain):
 
     def fill(self, url: str) -> None:
         app = build(self.contender, url, results=True)
-        # Nobody waits for what comes of it here; Celery would ask a server that is gone by then.
+        # No result is awaited; Celery would ask for it at a server that is gone by then.
         app.backend.on_task_call = app.backend.remove_pending_result = lambda *_: None
         noop = app.tasks["bench.noop"].si()
         for _ in range(self.jobs // PARTS):
