@@ -34,7 +34,7 @@ def ack(size: int, others: int) -> tuple[float, float]:
         jobs = bench.give(owner, "mail", [payload(n, padding=padding) for n in range(count)])
         bench.client.config_resetstat()
         for job in jobs:
-            assert bench.run(bench.lists.settle(owner.owner, [job])) == 1
+            assert bench.run(bench.lists.settle(owner.owner, [job])) > 0  # claim and waiting note
         spent = bench.client.info("commandstats")["cmdstat_hdel"]["usec"]
         received = bench.client.info("stats")["total_net_input_bytes"]
         return spent / count, received / count

@@ -37,6 +37,7 @@ from typing import Any
 
 from compare import RESULTS, machine, without_plus  # (it puts the tests on the path)
 
+from support.process import guarded
 from support.servers.server import Server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,20 +83,20 @@ class Part:
 
 
 PARTS = (
-    Part("worker", "worker", "--rounds 5 --jobs 3000", f"{WITH_PEERS}, RQ", 5),
+    Part("worker", "worker", "--rounds 5 --jobs 3000", f"{WITH_PEERS}, RQ", 4),
     Part("transport", "transport", "--rounds 3", WITH_PEERS, 4),
-    Part("large", "transport", '--rounds 7 --only "1 MB"', WITH_PEERS, 2),
+    Part("large", "transport", '--rounds 7 --only "1 MB"', WITH_PEERS, 1.5),
     Part("idle", "idle", "--rounds 3 --only wake", WITH_PEERS, 7),
     Part("connections", "idle", "--only connections", WITH_PEERS, 1),
     Part("memory", "memory", "--rounds 2", WITH_PEERS, 1),
-    Part("lone_job", "lone_job", "", WITH_PEERS, 10),
+    Part("lone_job", "lone_job", "", WITH_PEERS, 9),
     Part("publish", "publish", "", WITH_PEERS, 3),
     Part("workflows", "workflows", "", WITH_STOCK, 4),
-    Part("followers", "followers", "--only group", WITH_STOCK, 4),
-    Part("parked", "parked", '--rounds 1 --only "due in a day"', WITH_STOCK, 5),
+    Part("followers", "followers", "--only group", WITH_STOCK, 3),
+    Part("parked", "parked", '--rounds 1 --only "due in a day"', WITH_STOCK, 4),
     Part("solo_fleet", "solo_fleet", "", WITH_STOCK, 5),
     Part("recovery", "recovery", '--only "10,000 jobs of 300 B"', WITH_STOCK, 1),
-    Part("pool_process", "recovery_time", "--kills 20 --backlog 0 --only pool-process", ALONE, 1),
+    Part("pool_process", "recovery_time", "--kills 20 --backlog 0 --only pool-process", ALONE, 0.5),
     Part(
         "recovery_time",
         "recovery_time",
@@ -104,13 +105,13 @@ PARTS = (
         ALONE,
         8,
     ),
-    Part("operate", "operate", "--rounds 2", ALONE, 8),
-    Part("cluster", "cluster", "", ALONE, 5),
-    Part("notices", "notices", "", ALONE, 10),
+    Part("operate", "operate", "--rounds 2", ALONE, 5),
+    Part("cluster", "cluster", "", ALONE, 4),
+    Part("notices", "notices", "", ALONE, 6),
     Part("mass", "mass", '--rounds 2 --only "1,000 silent"', ALONE, 10),
     Part("places", "places", "", ALONE, 2),
-    Part("suspects", "suspects", "", ALONE, 25),
-    Part("peers", "peers", "", WITH_PEERS, 70),
+    Part("suspects", "suspects", "", ALONE, 18),
+    Part("peers", "peers", "", WITH_PEERS, 60),
 )
 
 
@@ -220,7 +221,8 @@ def run(part: Part, results: Path) -> tuple[int, str]:
     result, log = results / f"{part.name}.json", results / f"{part.name}.log"
     new = results / f"{part.name}.json.new"
     new.unlink(missing_ok=True)
-    argv = [sys.executable, *shlex.split(part.command), "--json", str(new.resolve())]
+    # Guarded: if the driver is killed, a benchmark that continued would distort the next run.
+    argv = guarded([sys.executable, *shlex.split(part.command), "--json", str(new.resolve())])
     # The benchmark, and the workers that it starts, import this checkout and no installed package.
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "PYTHONPATH": path}
@@ -328,6 +330,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # On SIGTERM, too, the benchmark that runs ends its workers and servers.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A shell that starts this in the background has it ignore SIGINT, and the benchmarks with it:
+    # they could not be interrupted. On SIGTERM, too, the benchmark ends its workers and servers.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     sys.exit(main())

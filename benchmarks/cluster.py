@@ -9,7 +9,7 @@ Figures come about as in ``worker.py``.
 The aim: 0.95 times the jobs per second of the single server, at the same Redis CPU per job.
 
 Distorted by: other processes on the machine, and the three nodes, which share its cores with the
-worker. Takes: TIME.
+worker. Takes: four minutes.
 """
 
 from __future__ import annotations

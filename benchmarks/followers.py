@@ -13,7 +13,7 @@ The aims, as ratios to stock: 1.5 times the time and 3 times the Redis CPU for 2
 times the worker CPU for a chain of 600 links.
 
 Distorted by: other processes on the machine. Publishing is one long run of one core, so that two
-runs may differ by half in time. Takes: TIME (``--only group``: TIME2).
+runs may differ by half in time. Takes: four minutes (``--only group``: three minutes).
 """
 
 from __future__ import annotations

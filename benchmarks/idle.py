@@ -23,8 +23,8 @@ blocking connections; a 99th percentile of the wake-up within 1 ms of stock's; a
 consumer.
 
 Distorted by: other processes on the machine ("wake", above all the 99th percentile; "herd" if it
-misses its moment). Counts of "idle" and "connections" are not. Takes: TIME for three rounds of
-"wake", a minute for "connections".
+misses its moment). Counts of "idle" and "connections" are not. Takes: seven minutes for three
+rounds of "wake", a minute for "connections".
 """
 
 from __future__ import annotations

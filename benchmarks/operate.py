@@ -13,7 +13,7 @@ A row is the minimum of the rounds, for scripts one by one: the work is the same
 another process on the machine can only add to it.
 
 Distorted by: other processes on the machine; four rounds get closer to the minimum than two. Takes:
-TIME for two rounds.
+five minutes for two rounds.
 """
 
 from __future__ import annotations

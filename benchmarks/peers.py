@@ -9,7 +9,7 @@ option that a case's name does not mention has the contender's default. The resu
 sentence with counts or times, from a ledger in which each job writes its starts and ends.
 
 Distorted by: chance, since a job is lost only if a kill falls between two commands: one run of 30
-kills may lose none with stock. Busy machines lengthen times by seconds. Takes: TIME, most of it
+kills may lose none with stock. Busy machines lengthen times by seconds. Takes: an hour, most of it
 waiting: "recovery" waits six minutes for celery-redis-plus, and a minute for stock.
 """
 

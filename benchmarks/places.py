@@ -3,10 +3,10 @@
     python benchmarks/places.py [--owners 1000] [--dead 300] [--consumers 20] [--queues 20] [--json]
 
 celery_superfetch alone is measured. Most owners are simulated: they are registered, send heartbeats
-and wait for no job (``tests/support/workers/simulated.py``). Some are real consumers, each in a
-process of its own. At rest, measured are the server's time for one heartbeat's script
-(``INFO commandstats``) and its CPU. Then some simulated owners die at once, and a reaper makes a
-pass. From the kill on, measured are:
+and wait for no job (``tests/support/workers/simulated.py``), all on this host. Some are real
+consumers, each in a process of its own. At rest, measured are the server's time for one heartbeat's
+script (``INFO commandstats``) and its CPU. Then some simulated owners die at once, and a reaper
+makes a pass. From the kill on, measured are:
 
 - jobs found: seconds until the real consumers have found a job on each queue; a simulated owner
   takes none, so that a job on a list of its share waits for the check of a real one.
@@ -14,7 +14,7 @@ pass. From the kill on, measured are:
 - lists read: seconds until each queue is in the share of a simulated survivor, by its last answer.
 - new places: seconds until each simulated survivor has a heartbeat's answer without the dead.
 
-Distorted by: other processes on the machine (all values). Takes: TIME.
+Distorted by: other processes on the machine (all values). Takes: two minutes.
 """
 
 from __future__ import annotations

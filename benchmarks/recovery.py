@@ -11,7 +11,7 @@ slow log. The work is the same in each round, so the minimum is closest to the s
 
 The aim: 10,000 jobs in 2 s, and no command or script that blocks Redis for more than 5 ms.
 
-Distorted by: other processes on the machine (times and blocks; not counts). Takes: TIME for
+Distorted by: other processes on the machine (times and blocks; not counts). Takes: a minute for
 ``--only "10,000 jobs of 300 B"``.
 """
 

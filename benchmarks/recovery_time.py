@@ -9,7 +9,7 @@ this machine. Kills fall at random between two heartbeats. Other hosts are Linux
 are repeated while so many jobs wait.
 
 Distorted by: busy machines, by tenths of a second (starting a worker is part of some cases); the
-rest is limits of seconds. Takes: TIME for eight kills of each case without a backlog.
+rest is limits of seconds. Takes: six minutes for eight kills of each case without a backlog.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ for the first quiesce); ``--scale 1`` takes 20 minutes for each run.
 The aim: at least 0.9 of the rate before, and the suspect runs.
 
 Distorted by: other processes on the machine, if they come or go between the two halves of a run.
-Takes: TIME.
+Takes: twenty minutes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ client sends at once is one, so these are round trips; a large payload takes sev
 The aims: three times stock at prefetch 1, eight times at prefetch 16.
 
 Distorted by: other processes on the machine (rates, and to a lesser extent CPU; not commands), and
-by the consumer and the server sharing cores. Takes: TIME; seven rounds of "1 MB": TIME2.
+by the consumer and the server sharing cores. Takes: four minutes; seven rounds of "1 MB": a minute
+and a half.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ the jobs. Jobs per second are those by which the number of queued and running jo
 of a chord is added and removed, and does not count. celery-redis-plus is not measured, since its
 queues cannot be filled with copies of a link.
 
-Distorted by: other processes on the machine (rates, and to a lesser extent CPU). Takes: TIME.
+Distorted by: other processes on the machine (rates, and to a lesser extent CPU). Takes: four
+minutes.
 """
 
 from __future__ import annotations
