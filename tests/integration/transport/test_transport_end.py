@@ -349,6 +349,28 @@ def test_a_close_that_is_interrupted_as_it_ends_its_reads_requeues_all_the_same(
         assert sorted(other.ids()) == ["1", "2"]
 
 
+def test_a_job_that_a_read_brings_after_an_interrupted_cancel_is_requeued(proxy, bench):
+    """A signal handler raises while the cancel of a consumer waits for the end of its read, which
+    so goes on. The channel has another consumer."""
+    inbox = Inbox(proxy.url(), "mail", "slow", prefetch=5)
+    inbox.settle_in()
+    assert {"mail", "slow"} <= {read.queue_list for read in inbox.channel.fetch.reads.armed}
+    proxy.hold_at(lambda words: b"UNBLOCK" in words, carried_out=False)
+    with interrupted():
+        inbox.consumer.cancel_by_queue("mail")
+    with bench.client.pipeline() as both:
+        for queue in ("slow", "mail"):
+            both.lpush(queue, payload(queue))
+        both.execute()
+    for _ in range(3):
+        inbox.turn()  # raises nothing
+    inbox.receive(1)
+    assert inbox.ids() == ["slow"]
+    assert bench.queue() == [payload("mail")]
+    inbox.close()
+    assert bench.queue() == [payload("mail")]
+
+
 def test_a_close_that_is_interrupted_requeues_all_the_same(proxy, bench):
     """A signal handler raises while kombu waits for the delete of the binding."""
     bench.push("mail", payload(1))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import kombu
 from kombu.asynchronous.hub import Hub
 from kombu.transport import virtual
+from redis.exceptions import RedisError
 
 from support.waiting import eventually
 
@@ -60,14 +61,23 @@ class Inbox:
             self.connection.drain_events(timeout=timeout)
 
     def receive(self, count: int, within: float = 10.0) -> list[Any]:
-        """Turn until `count` messages in all are here; what they say."""
+        """Turn until `count` messages in all are here; what they say. An error of a turn is raised,
+        unless it is one of the connection's or the server's: these count as "not yet"."""
+        errors: list[Exception] = []
 
         def arrived() -> bool:
             if len(self.messages) < count:
-                self.turn()
-            return len(self.messages) >= count
+                try:
+                    self.turn()
+                except (*self.connection.recoverable_connection_errors, RedisError):
+                    raise
+                except Exception as exc:
+                    errors.append(exc)
+            return bool(errors) or len(self.messages) >= count
 
         eventually(arrived, within, 0.0, message=f"{count} messages, got {self.said()}")
+        if errors:
+            raise errors[0]
         return self.said()
 
     def settle_in(self) -> Self:
