@@ -116,7 +116,9 @@ class Rollback:
         with errors.logging_errors("the scheduled jobs"):
             parked = ParkedJobs(self.reaper.database)
             report.queues.update(
-                parked.sizes(parked.lists()) if dry_run else parked.release_all(self._count_moved)
+                parked.readable_sizes(parked.lists())
+                if dry_run
+                else parked.release_all(self._count_moved)
             )
         with errors.logging_errors("the jobs on probation"):
             self._end_probation(report, errors)

@@ -123,6 +123,16 @@ def is_wrong_type(error: Exception) -> bool:
     return isinstance(error, ResponseError) and "WRONGTYPE" in str(error)
 
 
+def none_if_wrong_type(reply: Any) -> Any:
+    """Return a reply; None for the error of a key of another type. Any other error is raised: one
+    that is temporary (BUSY) does not say that the key holds nothing."""
+    if isinstance(reply, Exception):
+        if not is_wrong_type(reply):
+            raise reply
+        return None
+    return reply
+
+
 def chunks(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield the items in slices of ``most`` at most."""
     return (items[at : at + most] for at in range(0, len(items), most))
@@ -155,12 +165,21 @@ class Structure:
             replies = list(pipe.execute(raise_on_error=not (errors or is_lenient)))
         return [self._or_empty(reply, empty) for reply in replies] if is_lenient else replies
 
-    def _read(self, command: Callable[..., Any], *args: Any, empty: Any, **options: Any) -> Any:
+    def _read(
+        self, command: Callable[..., Any], *args: Any, empty: Any, key: str = "", **options: Any
+    ) -> Any:
         """Return the reply to a command that reads one key; ``empty`` for a key of another type, in
-        a database ``for_reading``."""
+        a database ``for_reading``.
+
+        Arguments:
+            key: the name of the key; empty: it is the first of ``args``.
+        """
         try:
             return command(*args, **options)
         except ResponseError as exc:
+            if is_wrong_type(exc) and not self.database.is_for_reading:
+                # The server does not name it, and a person has to find it.
+                raise ResponseError(f"key {key or args[0]}: {exc}") from exc
             return self._or_empty(exc, empty)
 
     def _or_empty(self, reply: Any, empty: Any) -> Any:

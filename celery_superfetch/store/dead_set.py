@@ -363,7 +363,7 @@ class DeadSetStore(Structure):
         # By ZSCAN: it finds each job that stays. If pages were read by rank, and a job left
         # meanwhile, the ranks would shift, and the next page would skip a job.
         least, most = (which or DeadFilter()).window(self.database.server_time())
-        entries = self._read(self._scores, empty=[])
+        entries = self._read(self._scores, key=self.keys.dead, empty=[])
         rows = {id: score for id, score in entries if least <= score <= most}
         return sorted(rows.items(), key=lambda row: (row[1], row[0]), reverse=True)
 
@@ -384,8 +384,14 @@ class DeadSetStore(Structure):
             id for id, _ in rows[: DEAD_BATCH // 2]
         ]  # half: each job is two arguments of the script
         keys = [self.keys.dead_jobs] * len(ids)
+        args = [most_bytes, *ids]
         records = self._read(
-            self.scripts.run, "payloads", keys, [most_bytes, *ids], empty=[None] * len(ids)
+            self.scripts.run,
+            "payloads",
+            keys,
+            args,
+            key=self.keys.dead_jobs,
+            empty=[None] * len(ids),
         )
         jobs = [
             DeadJob.load(id.decode(errors="replace"), record, score)

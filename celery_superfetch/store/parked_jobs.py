@@ -25,7 +25,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ..model.job import Job, claim_number, digest, parse
-from .database import Structure
+from .database import Structure, none_if_wrong_type
 from .redis.call import Call
 
 #: Jobs, and bytes, that one script moves at most, whatever the number of lists: while it runs, the
@@ -144,18 +144,18 @@ class ParkedJobs(Structure):
         kombu, which is to run them, knows no probation. Return queue list -> number. ``on_moved``
         gets the number of each batch."""
         names = self.lists()
-        sizes = self._readable_sizes(names)
+        sizes = self.readable_sizes(names)
         while moved := self.release({}, inf, to_probation=False).jobs:
             on_moved(moved)
-        left = self._readable_sizes(names)
+        left = self.readable_sizes(names)
         return {name: size - left.get(name, 0) for name, size in sizes.items()}
 
-    def _readable_sizes(self, lists: Collection[str]) -> dict[str, int]:
-        """Return the sizes as ``sizes`` does, without the keys that cannot be read: a key of
-        another type holds no jobs. If it raised, the jobs of no other list would be released."""
+    def readable_sizes(self, lists: Collection[str]) -> dict[str, int]:
+        """Return the sizes as ``sizes`` does, without the keys of another type, which hold no jobs.
+        If these raised, the jobs of no other list would be released."""
         commands = (("ZCARD", self.keys.parked_of(name)) for name in lists)
-        rows = zip(lists, self._at_once(commands, errors=True), strict=True)
-        return {name: size for name, size in rows if isinstance(size, int)}
+        sizes = map(none_if_wrong_type, self._at_once(commands, errors=True))
+        return {name: size for name, size in zip(lists, sizes, strict=True) if size is not None}
 
     def lists(self) -> list[str]:
         """Return the queue lists with parked jobs."""

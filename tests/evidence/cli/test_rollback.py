@@ -431,6 +431,8 @@ def test_a_key_of_another_type_keeps_no_scheduled_jobs_back(bench):
     bench.run(ParkedJobs(bench.database).park(dict.fromkeys(bench.held(owner), 4 * 10**12)))
     bench.client.set(bench.keys.parked_of("a"), "by something else")
     bench.client.zadd(bench.keys.parked, {"a": 1})
+    dry = rollback(bench).run(dry_run=True)
+    assert (dry.queues, dry.errors) == ({"mail": 1}, 0), "it counted no scheduled job of any queue"
     report = rollback(bench).run()
     assert (report.requeued, report.errors, report.parked) == (1, 0, 0)
     assert bench.queue() == jobs("later")

@@ -164,6 +164,17 @@ def test_control_a_process_that_moves_jobs_takes_no_such_key_for_empty(full, nam
         READS[name](full)
 
 
+@pytest.mark.parametrize("name", ["dead", "dead_jobs"])
+def test_a_command_on_dead_jobs_that_ends_there_names_the_key(full, cli, name):
+    """It named no key. `status` does, but a person read that the broker had refused a command."""
+    key = key_of(full, name)
+    break_key(full.client, key)
+    for command in (["list"], ["list", "--task", "*"]):
+        failed = cli("dead", *command, code=1).err
+        assert f"key {key}: WRONGTYPE" in failed
+        assert "RENAME the key" in failed
+
+
 def test_control_views_that_trust_the_type_of_a_key_end_there(full, make_app, monkeypatch):
     def raising(_: Structure, reply: Any, __: Any) -> Any:
         if isinstance(reply, Exception):
