@@ -133,11 +133,11 @@ class _Finder:
         self.is_cut = False
 
     def jobs(self) -> Iterator[dict[str, Any]]:
+        """Search all places, and yield the jobs that were found."""
         search, sought = self.inspector.search, self.sought
         in_flight_jobs = self.inspector.in_flight_jobs
         claims = in_flight_jobs.claims([*self.owners])
         landing = _landing_lists(self.held)
-        results: list[Search] = []
         landed_size = in_flight_jobs.landed_count(landing)
         claimed, landed = search.in_claims(sought, claims), search.in_lists(sought, landing)
         in_flight = Search(
@@ -146,7 +146,7 @@ class _Finder:
             claimed.is_cut or landed.is_cut,
         )
         self._add_examined("in flight", in_flight, len(claims) + landed_size)
-        results.append(in_flight)
+        results = [in_flight]
 
         parked = self.inspector.parked.sizes(self.inspector.parked.lists())
         results.append(search.in_parked(sought, parked))
@@ -195,6 +195,10 @@ class _Finder:
         if job.claim_id:  # no other claim has this id
             claim = SeenClaim(job.place.owner, job.claim_id, job.runs)
             return bool(search.in_claims(same, [claim]).jobs)
+        if job.place.state == PARKED and not self.sought.is_part:
+            # An id is compared with all parked jobs, also beyond those that ``in_lists`` examines.
+            sizes = self.inspector.parked.sizes([job.place.queue_list])
+            return job in search.in_parked(self.sought, sizes).jobs
         return bool(search.in_lists(same, [job.place]).jobs)
 
     def _claimed_meanwhile(self, searched: Sequence[SeenClaim]) -> Iterator[SeenJob]:

@@ -144,6 +144,18 @@ def test_a_parked_job_is_searched_for_by_its_digest_among_the_next_ones(cli, ben
     assert states(cli, "j59") == ["parked"], "the control: by its id all are searched"
 
 
+def test_a_scheduled_job_beyond_the_next_ones_is_not_taken_for_moved(cli, bench, monkeypatch):
+    """Its copy on the queue was found, and the scheduled job was not shown: it was looked for among
+    the next jobs alone."""
+    monkeypatch.setattr(job_search, "LIST_SEARCHED", 40)
+    bench.owner(lists=["mail"])
+    park(bench, "mail", *(f"j{n}" for n in range(60)))
+    bench.push("mail", payload("j59"), payload("j20"))
+    assert states(cli, "j59") == ["parked", "waiting"]
+    assert states(cli, "j20") == ["parked", "waiting"], "the control: it is one of the next"
+    assert states(cli, digest(payload("j20"))) == ["parked", "waiting"]
+
+
 def test_jobs_that_have_landed_count_as_searched(cli, bench):
     owner = bench.owner(lists=["mail"])
     bench.give(owner, "mail", [payload("claimed")])
