@@ -21,6 +21,7 @@ from ..model.humanize import number
 from ..model.job import parse
 from ..store.database import chunks
 from ..store.queues import Queues
+from ..store.redis.server import is_temporary
 from .stock_unacked import Moved, StockConsumer, Unacked, UnackedEntry
 
 #: Jobs moved in one script. While it runs, the server answers no other client.
@@ -114,6 +115,8 @@ def take_over(
             except (ConnectionError, TimeoutError):
                 raise  # the server is away, which is no fault of this job
             except Exception as exc:
+                if is_temporary(exc):
+                    raise  # nor is a refusal of all commands (BUSY)
                 # Whatever program wrote the entry chose its names and its priority. If an error
                 # over one of them ended the command, no job after this one would ever move.
                 lists, why = {}, f"its queue cannot be found: {class_name(exc)}: {message_of(exc)}"

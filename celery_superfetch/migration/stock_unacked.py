@@ -24,6 +24,7 @@ from ..model.humanize import span
 from ..model.job import UNREADABLE, digest
 from ..store.database import Database, Structure
 from ..store.redis.connections import is_own_connection
+from ..store.redis.server import is_temporary
 
 
 class Moved(IntEnum):
@@ -96,10 +97,12 @@ class Unacked(Structure):
     def consumers(self) -> list[StockConsumer] | None:
         """Return the connections to this database whose latest command is BRPOP, except those of
         this package: a stock consumer's connection sends nothing else. None: the ACL forbids CLIENT
-        LIST."""
+        LIST. Raises ResponseError if the server refuses it only now (BUSY)."""
         try:
             rows = self.client.client_list()
-        except ResponseError:  # forbidden by ACL
+        except ResponseError as exc:
+            if is_temporary(exc):
+                raise
             return None
         db = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
         return [
@@ -111,10 +114,13 @@ class Unacked(Structure):
         ]
 
     def size(self) -> int:
-        """Return how many jobs are unacked; 0 if the server does not say."""
+        """Return how many jobs are unacked; 0 if the server does not say. Raises ResponseError if
+        the server refuses to say it only now (BUSY)."""
         try:
             return int(self.client.hlen(self.name))
-        except ResponseError:
+        except ResponseError as exc:
+            if is_temporary(exc):
+                raise
             # Either the ACL forbids the key, and then this user runs no stock worker. Or the key is
             # no hash, and then it is not kombu's.
             return 0

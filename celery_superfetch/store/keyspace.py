@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from .database import Structure
+from .database import Structure, none_if_wrong_type
 from .private_lists import claims_of
 
 SCAN_COUNT = 1000  # keys asked for in one command
@@ -82,11 +82,12 @@ class Keyspace(Structure):
             # A private list is named by its owner alone: with a third part it is another key.
             if kind in COUNT_BY_KIND and not (kind == "private:" and queue_list)
         ]
-        sizes = self._at_once(((COUNT_BY_KIND[kind], key) for kind, key in holding), errors=True)
+        commands = [(COUNT_BY_KIND[kind], key) for kind, key in holding]
+        sizes = map(none_if_wrong_type, self._at_once(commands, errors=True))
         jobs: Counter[str] = Counter()
         others = sum(kind not in COUNT_BY_KIND.keys() | DEAD_KINDS for _, kind, *_ in parsed)
         for (kind, _), size in zip(holding, sizes, strict=True):
-            if isinstance(size, Exception):  # a key of another type, written by hand: no jobs
+            if size is None:  # a key of another type, written by hand: no jobs
                 others += 1
             else:
                 jobs[kind] += size if isinstance(size, int) else len(claims_of(size))

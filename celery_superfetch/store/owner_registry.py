@@ -30,10 +30,11 @@ from redis.exceptions import RedisError, ResponseError
 
 from ..model.owner_rank import OwnerRank
 from ..model.owner_record import OwnerRecord
-from .database import Structure, chunks
+from .database import Structure, chunks, none_if_wrong_type
 from .redis.call import Call
 from .redis.clients import addresses, cut
 from .redis.pipeline import packed
+from .redis.server import is_temporary
 
 #: Owners that a heartbeat returns at most, those with the oldest heartbeats. A thousand are 50 kB.
 HEARTBEAT_ROWS = 4096
@@ -164,7 +165,7 @@ class OwnerRegistry(Structure):
         )
         return {
             # A key of another type counts as no record.
-            name: OwnerRecord.load(name, row if isinstance(row, dict) else {}, self.config)
+            name: OwnerRecord.load(name, none_if_wrong_type(row) or {}, self.config)
             for name, row in zip(names, rows, strict=True)
         }
 
@@ -284,20 +285,26 @@ class OwnerRegistry(Structure):
     def connected(self, record: OwnerRecord, run_id: str) -> bool | None:
         """Return whether the server still has one of an owner's connections. None: the server does
         not say, or it has restarted since, so that the ids of the connections mean nothing.
-        ``run_id``: the id of the server's present run."""
+        ``run_id``: the id of the server's present run. Raises ResponseError if the server refuses
+        to say it only now (BUSY)."""
         if not record.connections or not record.run_id or record.run_id != run_id:
             return None
         try:
             reply = self.client.execute_command("CLIENT", "LIST", "ID", *record.connections)
-        except ResponseError:  # forbidden by ACL
+        except ResponseError as exc:
+            if is_temporary(exc):
+                raise
             return None
         return bool(bytes(reply).strip())
 
     def reports_connections(self) -> bool:
-        """Return whether the ACL allows this user to ask which connections are open."""
+        """Return whether the ACL allows this user to ask which connections are open. Raises
+        ResponseError if the server refuses it only now (BUSY)."""
         try:
             self.client.execute_command("CLIENT", "LIST", "ID", self.client.client_id())
-        except ResponseError:
+        except ResponseError as exc:
+            if is_temporary(exc):
+                raise
             return False
         return True
 

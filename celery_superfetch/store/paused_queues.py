@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 from ..errors import BadQueue
 from ..model.log_text import one_line_each
 from ..model.records import parsed_json, text_of, whole
-from .database import Structure, is_wrong_type
+from .database import Structure, is_wrong_type, none_if_wrong_type
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -55,9 +55,7 @@ class PausedQueues(Structure):
     def has(self, queue: str) -> bool:
         """Return whether a queue is paused."""
         [reply] = self._at_once([("HEXISTS", self.keys.paused, queue)], errors=True)
-        if isinstance(reply, ResponseError) and not is_wrong_type(reply):
-            raise reply
-        return reply == 1
+        return none_if_wrong_type(reply) == 1
 
     def pause(self, queue: str, by: str) -> tuple[Pause, bool]:
         """Pause a queue.

@@ -57,6 +57,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
+from .server import is_temporary
 from .slots import NO_TAG, SEARCH_PAUSE_S, Slot, orphaned, patience_of, reply_to
 from .tls import WrongScheme, note_answer, open_socket, raise_if_server_speaks_tls
 
@@ -108,17 +109,21 @@ class NotServed(RedisConnectionError):
 
 def greet(connection: Any) -> None:
     """Check a new connection; redis-py calls this at each connect. ``Slot.greet`` checks the node
-    of a cluster, ``Home.greet`` that the server is the one that gets the owner's heartbeats. Raise
-    Demoted if the server is a read-only replica: a kombu consumer then connects again, with a
-    pause, until the failover is over."""
+    of a cluster, ``PrimaryGuard.greet`` that the server is the one that gets the owner's
+    heartbeats. Raise Demoted if the server is a read-only replica: a kombu consumer then connects
+    again, with a pause, until the failover is over. Raise ResponseError if the server refuses to
+    say it only now (BUSY)."""
     connection.run_id = ""
     connection.on_connect()
     if connection.slot is not None:
         connection.slot.greet(connection)
     try:
         reply = reply_to(connection, "INFO", "replication")
-    except ResponseError:  # the ACL forbids INFO: the server is taken as it is
-        return note_answer(connection)
+    except ResponseError as exc:
+        note_answer(connection)
+        if is_temporary(exc):  # (BUSY) its role and its run would be unknown
+            raise
+        return  # the ACL forbids INFO: the server is taken as it is
     note_answer(connection)
     reply = reply.decode() if isinstance(reply, bytes) else reply
     fields = dict(re.findall(r"^(\w+):(\S*)", reply, re.MULTILINE))

@@ -16,6 +16,7 @@ from celery_superfetch.migration.from_stock import MIGRATE_BATCH, Migrated, Rout
 from celery_superfetch.migration.stock_unacked import Unacked
 from celery_superfetch.model.config import Config
 from celery_superfetch.store.database import Database
+from support.servers.faults import busy
 from support.workers.inbox import Inbox, publish, stock
 
 PREFIX = "shop-a:"
@@ -373,3 +374,24 @@ def test_a_server_that_goes_away_is_no_fault_of_an_entry(url, client, migrate):
     with pytest.raises(redis.ConnectionError):
         migrate(through=away)
     assert migrate().requeued == 2
+
+
+def test_a_server_that_is_busy_is_no_fault_of_an_entry(url, client, server, migrate):
+    """Each entry stayed, as one whose queue cannot be found, and the next ones moved before it."""
+    publish(url, "mail", "a", "b")
+    delivered(url, "mail", count=2)
+
+    def while_busy(routes: Routes) -> Routes:
+        def route(*args: Any) -> Any:
+            with busy(server):
+                return routes(*args)
+
+        return route
+
+    ((tag, value), *_) = client.hgetall("unacked").items()
+    client.hset("unacked", tag, json.dumps([json.loads(value)[0], "unknown", "mail"]))
+    with pytest.raises(redis.ResponseError, match="BUSY"):
+        migrate(through=while_busy)
+    assert client.hlen("unacked") == 2
+    # The control: at another time one of them moves, and the other has no queue.
+    assert migrate().requeued == 1

@@ -3,16 +3,23 @@ that passes, and nothing that is learned meanwhile is remembered."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
+from typing import Any
 
 import pytest
 import redis
+from redis import Connection
 
+from celery_superfetch.migration.stock_unacked import Unacked
+from celery_superfetch.model.owner_record import OwnerRecord
+from celery_superfetch.store.keyspace import Keyspace
 from celery_superfetch.store.redis.clients import known_as, run_id, unblock
+from celery_superfetch.store.redis.connections import following
 from celery_superfetch.store.redis.refusals import refusals
 from celery_superfetch.store.redis.server import as_connection_error, check_server, first_line
 from support.servers.faults import busy
-from support.workers.bench import payload
+from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
 
 
@@ -78,3 +85,55 @@ def test_a_consumer_waits_for_a_busy_server_and_blames_no_queue(server, caplog):
         inbox.receive(1)
         inbox.ack_all()
     assert "rename the key or the queue" not in caplog.text
+
+
+#: The answer that each gave of a busy server: the ACL forbids it, there is none, the key has
+#: another type.
+QUESTIONS: dict[str, Callable[[Bench, OwnerRecord], object]] = {
+    "connections of an owner": lambda it, of: it.registry.connected(of, of.run_id),
+    "may list connections": lambda it, _: it.registry.reports_connections(),
+    "owner records": lambda it, of: it.registry.records([of.owner])[of.owner].node,
+    "stock consumers": lambda it, _: Unacked(it.database).consumers() == [],
+    "unacked jobs": lambda it, _: Unacked(it.database).size(),
+    "scheduled jobs": lambda it, _: it.parked.readable_sizes(["mail"]),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_a_busy_server_does_not_say_counts_as_nothing_else(server, name):
+    bench = Bench(server.client())
+    connections = (bench.client.client_id(),)
+    owner = bench.owner(
+        lists=["mail"], node="w1", connections=connections, run_id=run_id(bench.client)
+    )
+    bench.give(owner, "mail", [payload(1)])
+    bench.client.hset(Unacked(bench.database).name, "tag", "value")
+    with busy(server), pytest.raises(redis.ResponseError, match="BUSY"):
+        QUESTIONS[name](bench, owner)
+    assert QUESTIONS[name](bench, owner), "the control"
+
+
+def test_a_server_that_gets_busy_after_a_scan_has_jobs_left(server, monkeypatch):
+    """`rollback` counted none, and ended well."""
+    bench = Bench(server.client())
+    bench.give(bench.owner(), "mail", [payload(1)])
+    at_once = Keyspace._at_once
+
+    def while_busy(*args: Any, **options: Any) -> Any:
+        with busy(server):
+            return at_once(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Keyspace, "_at_once", while_busy)
+        with pytest.raises(redis.ResponseError, match="BUSY"):
+            Keyspace(bench.database).left()
+    assert Keyspace(bench.database).left()[0].total() == 1, "the control"
+
+
+def test_a_busy_server_is_not_connected_to_as_a_primary(server):
+    """Whether it is a replica was not asked again for as long as the connection was open."""
+    connection = following(Connection)(host="127.0.0.1", port=server.port)
+    with busy(server), pytest.raises(redis.ResponseError, match="BUSY"):
+        connection.connect()
+    connection.connect()  # the control
+    connection.disconnect()
