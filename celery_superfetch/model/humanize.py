@@ -46,6 +46,11 @@ def number(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital letter at its beginning; the rest of it does not change."""
+    return text[:1].upper() + text[1:]
+
+
 def passed(then: str, now: str) -> float:
     """Return the seconds from one time in ISO 8601 to another."""
     return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()

@@ -41,7 +41,7 @@ from ..owner.process_owners import owners_of_process
 from ..reaper.drain import Steps
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
-from ..store.redis.trouble import advice_for
+from ..store.redis.trouble import advice_on_refusal
 
 logger = one_line_each(get_logger(__name__))
 
@@ -105,7 +105,7 @@ class MaintenanceThread(threading.Thread):
                         "dead workers until Redis accepts it. Tried again every %g s. %s.",
                         exc,
                         HOST_CHECK_INTERVAL_S,
-                        _advice(exc),
+                        advice_on_refusal(exc),
                     )
                 except (RedisError, OSError) as exc:
                     outage.failed(
@@ -120,12 +120,6 @@ class MaintenanceThread(threading.Thread):
                         "Maintenance failed and continues. If this repeats, the worker detects "
                         "no dead workers: restart it, and report the error with its traceback."
                     )
-
-
-def _advice(refusal: ResponseError) -> str:
-    """Return what to do about an error that the server answered, as a sentence without its end."""
-    advice = advice_for(refusal) or "check the memory, disk, replicas and permissions of Redis"
-    return advice[:1].upper() + advice[1:]
 
 
 class ReleaseThread(threading.Thread):
@@ -182,7 +176,7 @@ class OwnerMaintenance:
                 exc,
                 self.owner.name,
                 HOST_CHECK_INTERVAL_S,
-                _advice(exc),
+                advice_on_refusal(exc),
             )
         else:
             self._refusals.ended("Redis accepts the settlement of this worker's jobs")

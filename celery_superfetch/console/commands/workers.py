@@ -14,7 +14,7 @@ from ...cli.auditing import recorded
 from ...cli.session import Session, command, in_session
 from ...cli.tables import STYLES, YELLOW, Tables
 from ...model.arguments import task_title
-from ...model.humanize import number, span
+from ...model.humanize import number, sentence, span
 from ..job_texts import STATE_TITLES
 from ..overview import is_full, running_of, running_text
 from ..workers import STOP_EFFECT, memory_of, one_worker, owner_named, pool_of, stop, workers_of
@@ -113,7 +113,7 @@ def _print_worker(tables: Tables, document: Mapping[str, Any]) -> None:
             tables.line(f"and {document['more']} more")
     elif death:
         tables.line(f"{death['node'] or death['owner']}: dead, and not registered any more.")
-        tables.line(f"{death['text'][:1].upper()}{death['text'][1:]}")
+        tables.line(sentence(death["text"]))
         tables.line(f"Worker id: {death['owner']}")
         _print_jobs(tables, death["jobs"])
     else:

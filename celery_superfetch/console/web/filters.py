@@ -11,7 +11,7 @@ from urllib.parse import quote
 from markupsafe import Markup, escape
 
 from ...model.arguments import printable_lines
-from ...model.humanize import ago, ahead, number, span
+from ...model.humanize import ago, ahead, number, sentence, span
 from ..health import summary
 from ..jobs import SCHEDULED
 from ..links import job_name, runbook_of
@@ -58,11 +58,6 @@ def coded(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
     )
-
-
-def sentence(text: str) -> str:
-    """Return a text that begins with a capital letter."""
-    return text[:1].upper() + text[1:]
 
 
 def clock(time: str | None) -> str:

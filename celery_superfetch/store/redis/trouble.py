@@ -2,8 +2,9 @@
 happened, ``advice_for`` what to do.
 
 The command line, the console's health check (``console/probe.py``) and its metrics call them, each
-in a process of its own, to print a broker's error. They only map texts: nothing is sent to Redis,
-and if the process dies, nothing has to be repaired.
+in a process of its own, to print a broker's error. A worker's maintenance thread and a channel's
+``Upkeep`` call ``advice_on_refusal`` to log one. They only map texts: nothing is sent to Redis, and
+if the process dies, nothing has to be repaired.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from redis.exceptions import (
 )
 
 from ...errors import SuperfetchError
-from ...model.humanize import command
+from ...model.humanize import command, sentence
 from .tls import WrongScheme
 
 NO_PASSWORD = "the server requires a password: put it into the URL, redis://:PASSWORD@host"
@@ -96,3 +97,10 @@ def advice_for(error: BaseException, url: str = "") -> str:
         tls = "; or it does not speak TLS: then use redis:// instead of rediss://"
         return advice + (tls if url.startswith(("rediss:", "valkeys:")) else "")
     return ""
+
+
+def advice_on_refusal(refusal: ResponseError) -> str:
+    """Return the advice on an error that the server answered, as a sentence without its end. If
+    there is none for this error, the sentence names what to check."""
+    advice = advice_for(refusal) or "check the memory, disk, replicas and permissions of Redis"
+    return sentence(advice)

@@ -18,6 +18,7 @@ from redis.exceptions import ResponseError
 from ...model.log_text import one_line_each
 from ...model.outage import Outage
 from ...owner.owner import Owner
+from ...store.redis.trouble import advice_on_refusal
 from .blocking_reads import BlockingReads
 
 logger = one_line_each(get_logger(__name__))
@@ -86,10 +87,11 @@ class Upkeep:
             self._refusals.failed(
                 "Redis refused to settle a job of this consumer (%s, owner=%s): the job stays in "
                 "Redis, in this consumer's private list. Other jobs continue. Tried again every "
-                "%g s. Check the keys, memory, disk and replicas of Redis.",
+                "%g s. %s.",
                 exc,
                 self.owner.name,
                 REFUSED_INTERVAL_S,
+                advice_on_refusal(exc),
             )
         else:
             self._refusals.ended("Redis accepts the settlement of this consumer's jobs")

@@ -206,6 +206,7 @@ def test_a_call_that_the_server_refuses_for_good_does_not_stop_a_consumer(url, b
         inbox.receive(1)
         inbox.ack_all()
         assert "Redis refused to settle a job of this consumer (WRONGTYPE" in caplog.text
+        assert "Another program wrote to a key of celery_superfetch" in caplog.text
         assert owner.deferred_calls, "it is tried again"
         owner.deferred_calls.clear()
 

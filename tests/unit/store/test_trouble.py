@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
-from celery_superfetch.store.redis.trouble import advice_for
+from celery_superfetch.store.redis.trouble import advice_for, advice_on_refusal
 
 CASES = {
     "WRONGPASS invalid username-password pair": (exceptions.AuthenticationError, "password"),
@@ -63,3 +63,11 @@ def test_a_silence_may_be_a_missing_tls():
     assert "TLS" not in advice_for(silence, "redis://localhost")
     assert "use redis:// instead of rediss://" in advice_for(silence, "rediss://localhost")
     assert advice_for(ValueError("something else")) == ""
+
+
+def test_the_advice_on_a_refusal_is_a_sentence_for_each():
+    busy = exceptions.ResponseError("Redis is busy running a script")
+    assert advice_on_refusal(busy).startswith("A script (or function) of some program has run")
+    assert advice_on_refusal(exceptions.ResponseError("new")).startswith(
+        "Check the memory, disk, replicas"
+    )
