@@ -1,5 +1,6 @@
 """Patches an app's result backends on Redis: a chord counts each part once, a retry or a failure
-does not replace a success, and a call waits up to a minute for a server that refuses it.
+does not replace a success, and a call waits up to a minute for a server that refuses it, and
+connects again meanwhile: its address may lead to another server.
 
 ``installation`` calls ``patch_backends`` and ``patch_backends_of_tasks`` in each process of the
 app, and a worker that starts (``worker/bootsteps.py``) calls the latter again. ``announcement``
@@ -15,6 +16,7 @@ Foreign names:
 celery
     find the result backends of an app and of its tasks: app.base:Celery._get_backend()
         app.base:Celery._backend app.task:Task._backend
+    leave a server that refuses: backends.redis:RedisBackend._get_pool()
     keep a success: backends.redis:RedisBackend._set(key,value)
         backends.redis:RedisBackend.expires backends.redis:RedisBackend.client
 """
@@ -27,6 +29,7 @@ from celery import Celery, Task
 from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
+from ..store.redis.connections import reconnecting_if_refused
 from ..store.redis.server import is_temporary
 from .chords import count_parts_once, is_on_redis
 from .patient_calls import patiently
@@ -73,10 +76,26 @@ def own_backend(task: Any) -> Any:
 def patch(backend: Any) -> Any:
     """Patch a result backend, if it is on Redis and was not patched before, and return it."""
     if is_on_redis(backend) and "_set" not in vars(backend):  # ``keep_success`` sets it
+        reconnect_if_refused(backend)
         count_parts_once(backend)
         keep_success(backend)
         store_patiently(backend)
     return backend
+
+
+def reconnect_if_refused(backend: Any) -> None:
+    """Make the connections of a result backend connect again after a refusal. After a failover
+    behind one address, a pool process would otherwise write to the old primary for ever: each of
+    its jobs would be requeued after ``PATIENCE_S``, and run again."""
+    make_pool = backend._get_pool
+
+    def _get_pool(**params: Any) -> Any:
+        pool = make_pool(**params)
+        pool.connection_class = reconnecting_if_refused(pool.connection_class)
+        return pool
+
+    vars(backend)["_get_pool"] = _get_pool
+    vars(backend).pop("client", None)  # if it was used before, its pool makes other connections
 
 
 def keep_success(backend: Any) -> None:

@@ -225,6 +225,41 @@ def test_an_address_that_leads_elsewhere_is_asked_again(
             eventually(lambda: "after" in ledger.finishes())
 
 
+@pytest.mark.parametrize("without", ["", "leaving_results"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_results_behind_an_address_that_leads_elsewhere_are_stored_there(
+    worker, make_app, ledger, url, start, without, pool
+):
+    """The old primary closes no connection, and refuses each write as a replica: each job ran for a
+    minute, was requeued and ran again. The chord's parts are counted there, too."""
+    group = start(Replicated())
+    with FaultProxy(group.primary.port) as address:
+        place = {"url": url, "result_url": address.url()}
+        one = worker(app="choirs", concurrency=2, pool=pool, env={"WITHOUT": without}, **place)
+        app = make_app(**place)
+
+        def sing(*indexes: int) -> Any:
+            parts = [app.signature("choir.part", (index,)) for index in indexes]
+            result = celery.chord(parts, app.signature("choir.body"), app=app)()
+            eventually(lambda: {f"part {index}" for index in indexes} <= set(ledger.starts()))
+            return result
+
+        before = sing(0, 1)
+        for part in (0, 1):
+            ledger.release(f"part {part}")
+        before.get(timeout=30)  # the connections are open
+        after = sing(2, 3)
+        address.upstream = ("127.0.0.1", group.failover().port)
+        ledger.release()
+        one.wait_log("could not store its result (")
+        if without:
+            always(lambda: ledger.runs()["body"] == 1, during=5, message="it is refused for ever")
+            return
+        answer = make_app(**place).AsyncResult(after.id).get(timeout=30)
+        assert sorted(index for index, _pid in answer) == [2, 3]
+        assert ledger.runs() == {**{f"part {n}": 1 for n in range(4)}, "body": 2}
+
+
 def silent(db: Database, owner: str) -> bool:
     """Whether an owner is not heard any more; what the replica took late may come first."""
     before = db.heard(owner)

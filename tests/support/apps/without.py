@@ -294,6 +294,11 @@ def leaving() -> None:
     connections.following = lambda connection_class: connection_class
 
 
+def leaving_results() -> None:
+    """The connection of a result backend stays where it is, whatever it is refused."""
+    result_backends.reconnecting_if_refused = lambda connection_class: connection_class
+
+
 def look_at_the_loop() -> None:
     """The heart vouches for the loop whatever that does."""
     HeartbeatSession.check_loop = lambda self: None
