@@ -100,7 +100,9 @@ class Discards:
         owner = delivery.owner
         if not is_unknown:
             settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
-            return discard(*args)  # Celery's, for its log and its signal
+            # Celery's, for its log and its signal. If Redis has refused the move, the job is still
+            # to be moved: an ack would lose it.
+            return discard(*args[:-2], _unsettled(message), exc)
         if not delivery.is_open:
             return None
         kill = owner.settlement.kill_without_notice
@@ -126,10 +128,8 @@ class Discards:
         if monotonic() - self._failed_at < BACKEND_PAUSE_S:
             return False
         *body, message, exc = args
-        unsettled = copy(message)  # Celery's method rejects it, and its job is still to be moved
-        unsettled.reject_log_error = lambda *_, **__: None
         try:
-            self._discard(discard, *body, unsettled, exc)
+            self._discard(discard, *body, _unsettled(message), exc)
         except Exception as error:
             self._failed_at = monotonic()
             logger.warning(
@@ -185,6 +185,14 @@ class Discards:
         queue_list = delivery.job.queue_list
         may = (f for f in self._others if queue_list in f.lists or is_starting(f))
         return next(may, None)
+
+
+def _unsettled(message: Any) -> Any:
+    """Return a copy of a message. Celery's methods ack or reject it, and that does not settle its
+    job."""
+    unsettled = copy(message)
+    unsettled.ack = unsettled.reject_log_error = lambda *_, **__: None
+    return unsettled
 
 
 def is_starting(other: OwnerRecord) -> bool:

@@ -94,6 +94,26 @@ def test_they_are_in_the_dead_set_and_their_callers_are_told(worker, app, db, le
     assert two.alive()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_those_that_redis_refuses_to_move_are_moved_later(worker, db, client, pool):
+    """Celery acked them: a job whose move was refused was nowhere."""
+    one = worker(pool=pool, conf={"accept_content": ["json", "pickle"]})
+    names = ["a class that is not there", "an ETA that is none"]
+    unreadable = {name: UNREADABLE[name][0] for name in names}
+    in_the_way = "superfetch:dead"
+    client.set(in_the_way, "no set")
+    messages = [payload(message(n, task="shop.note", **how)) for n, how in unreadable.items()]
+    client.lpush("celery", *messages)
+    one.wait_log("Can't decode message")
+    one.wait_log("Received invalid task message")
+    assert one.log().count("could not be requeued or moved yet") == len(unreadable)
+    client.delete(in_the_way)
+    expected = {f"id-{name}" for name in unreadable}
+    eventually(lambda: {record["task_id"] for record in db.dead()} == expected)
+    eventually(db.settled, message="their notices have run, too")
+    assert one.alive()
+
+
 def test_they_go_to_who_can_read_them(worker, make_app, ledger, db):
     """A5. In a rolling deploy, workers of tomorrow accept what those of yesterday refuse."""
     old = worker(name="old", concurrency=1)
