@@ -79,8 +79,8 @@ class Reaper(Structure):
         self.sender = sender
         self.staleness = staleness
         #: Deaths that are not in the history of deaths yet, each with its time (monotonic s). If
-        #: the server refuses to write them (it is over its memory limit), the next pass tries
-        #: again.
+        #: the server refuses to write them (it is over its memory limit), or its reply is lost, the
+        #: next pass tries again.
         self.deaths: deque[tuple[float, dict[str, Any]]] = deque(maxlen=DEATHS_MAX)
         self._next_housekeeping = 0.0
 
@@ -160,8 +160,11 @@ class Reaper(Structure):
         if marked is None:
             return None
         report.dead[owner] = reason
-        before = report.recovered, report.killed
-        titles = yield from self._drain.in_steps(marked, reason.value, report)
+        before, titles = (report.recovered, report.killed), list[str]()
+        # If an error ended this here, the death would never be reported: the next pass finds the
+        # mark, and drains what is left without a report.
+        with report.logging_errors(f"jobs of a worker that was declared dead (owner={owner})"):
+            titles = yield from self._drain.in_steps(marked, reason.value, report)
         recovered, killed = report.recovered - before[0], report.killed - before[1]
         unnamed = recovered + killed - len(titles)
         suffix = f" and {unnamed} more" if unnamed > 0 else ""

@@ -210,7 +210,9 @@ class OwnerRegistry(Structure):
             return None
         # If the owner is frozen and not dead, it can claim nothing when it continues. If its
         # connections cannot be closed, the next passes drain the jobs that it still claims.
-        cut(self.client, record.run_id, record.connections)
+        # An error here must not hide that the owner was marked: its death would never be reported.
+        with suppress(RedisError, OSError):
+            cut(self.client, record.run_id, record.connections)
         return record.with_(state="reaped", state_before_reap=record.state, ran_at_reap=ran)
 
     def _note_served(self, queue_lists: Iterable[str]) -> None:

@@ -7,10 +7,13 @@ import logging
 import pytest
 import redis
 from celery import Celery
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_superfetch.app.guard import limits_of
 from celery_superfetch.model.strikes import Counters, Decision, Limits, Recovery
-from celery_superfetch.signals import job_recovering
+from celery_superfetch.signals import ReapedOwner, job_recovering, owner_reaped
+from celery_superfetch.store.redis.clients import run_id
 from support.workers.bench import Bench, payload
 
 BAD_LIMITS = ["10", 0, -1, 2.5, True, float("nan"), object()]
@@ -287,3 +290,36 @@ def test_an_error_on_one_owner_does_not_end_the_pass(bench):
     assert report.errors
     assert report.recovered == 2
     assert set(bench.queue()) == {payload(0), payload(2)}
+
+
+#: Commands after the mark of an owner that has claims, as a proxy sees them: the first is sent to
+#: close its connections, the second reads its claims.
+AFTER_MARK = {
+    "cut": lambda words: words[:2] == [b"CLIENT", b"LIST"],
+    "claims": lambda words: words[0] == b"HKEYS",
+}
+
+
+@pytest.mark.parametrize("lost", AFTER_MARK)
+def test_a_death_is_reported_though_the_connection_is_lost_after_the_mark(
+    client, proxy, caplog, lost
+):
+    """It was marked, so no later pass would report it."""
+    there = client.connection_pool.connection_kwargs["db"]
+    once = redis.Redis(port=proxy.port, db=there, retry=Retry(NoBackoff(), 0))
+    bench, sender, told = Bench(once), object(), list[ReapedOwner]()
+    owner_reaped.connect(lambda reaped, **_: told.append(reaped), sender=sender, weak=False)
+    with redis.Redis(port=proxy.port, db=there) as other:
+        dead = bench.dead_owner(
+            [payload(1)], connections=(other.client_id(),), run_id=run_id(client)
+        )
+        cut = proxy.cut_at(AFTER_MARK[lost], reply_lost=False)
+        reaper = bench.reaper(sender=sender)
+        with caplog.at_level(logging.WARNING):
+            reaper.reap()
+            assert cut.is_set()
+            reaper.reap()
+    assert bench.queue() == [payload(1)]
+    assert [reaped.owner for reaped in told] == [dead.owner]
+    assert [death["owner"] for death in bench.stats.deaths()] == [dead.owner]
+    assert caplog.text.count("Worker without a node name declared dead (owner=") == 1
