@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.config import ANNOUNCE_TASK
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe, loggable
 from ..model.humanize import command
@@ -148,7 +149,8 @@ def warn_of(recovery: Recovery) -> None:
 def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
     """Log the outcome of a recovery, and send its signal; return the dead job if the job was
     dead-lettered. If a failure notification was queued (a job that informs the publisher), the
-    worker that runs it sends ``job_killed`` instead."""
+    worker that runs it sends ``job_killed`` instead. Of a dead-lettered notification no process
+    sends it."""
     recovery = outcome.recovery
     if not outcome.dead_id:
         often = recovery.blame is Blame.STOP and recovery.stops >= STOPS_NAMED
@@ -170,6 +172,6 @@ def report_outcome(outcome: Outcome, sender: Any) -> DeadJob | None:
         command(),
         dead.id,
     )
-    if outcome.notice is None:
+    if not outcome.has_notice and recovery.task != ANNOUNCE_TASK:
         job_killed.send(sender=sender, job=dead)
     return dead

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from ..model.config import ANNOUNCE_TASK
@@ -50,17 +49,14 @@ class Outcome(NamedTuple):
     #: changed since the decision).
     answer: bytes | Exception
     dead_id: bytes = b""  # the job's id in the dead set, if it was dead-lettered
-    #: The notice of a dead-lettered job.
-    #:
-    #: - bytes: it was pushed.
-    #: - empty: none could be made, or the job is a notice itself.
-    #: - None: the caller of ``carry_out`` wanted none, or the message is unreadable; or the job was
-    #:   not to be dead-lettered.
-    notice: bytes | None = None
+    #: Whether a notice of the dead-lettered job was pushed, whose run will send ``job_killed``. 0:
+    #: none was wanted or could be made, the queue's key is no list, or the job is a notice itself.
+    has_notice: int = 0
 
 
-def _notice_for(notice: Notice | None, recovery: Recovery) -> bytes | None:
-    """Return the notice of a job that is to be dead-lettered, as in ``Outcome``."""
+def notice_for(notice: Notice | None, recovery: Recovery) -> bytes | None:
+    """Return the notice of a job that is to be dead-lettered; empty: none could be made, or the job
+    is a notice itself; None: none is wanted, or the job's message is unreadable."""
     if notice is None or not recovery.parsed:
         return None
     # If a notice that crashes its process got a notice of its own, that one could crash as well,
@@ -130,7 +126,7 @@ class StrikeCounters(Structure):
         """
         killed = [recovery for recovery, decision in decided if decision is Decision.KILL]
         recovered = [recovery for recovery, decision in decided if decision is Decision.RECOVER]
-        notices = [_notice_for(notice, recovery) for recovery in killed]
+        notices = [notice_for(notice, recovery) for recovery in killed]
         calls = [
             self.dead_set.kill_call(recovery, expires, marked=marked, notice=message)
             for recovery, message in zip(killed, notices, strict=True)
@@ -143,13 +139,9 @@ class StrikeCounters(Structure):
         if recovered:
             answers = replies.pop()
             replies += answers if isinstance(answers, list) else [answers] * len(recovered)
-        # ``notices`` is shorter: it has one for each of ``killed``, which come first.
-        rows = zip_longest([*killed, *recovered], replies, notices)
         return [
-            Outcome(recovery, *(reply if isinstance(reply, list) else [reply]))._replace(
-                notice=message
-            )
-            for recovery, reply, message in rows
+            Outcome(recovery, *(reply if isinstance(reply, list) else [reply]))
+            for recovery, reply in zip([*killed, *recovered], replies, strict=True)
         ]
 
     def recover(self, recoveries: Sequence[Recovery], expires: int, *, marked: bool) -> Call:

@@ -33,7 +33,7 @@ from ...model.strikes import Decision, Limits, Recovery, Running, decide
 from ...reaper.recovery import Rules, decision_of, log_failed_rules, recoveries_of, report_outcome
 from ...signals import job_killed
 from ...store.redis.server import is_fault_of_worker
-from ...store.strike_counters import Notice, Outcome, StrikeCounters
+from ...store.strike_counters import Notice, Outcome, StrikeCounters, notice_for
 from .in_flight import InFlight
 from .lease import Lease
 from .suspect_claims import SuspectClaims
@@ -267,10 +267,10 @@ class Settlement:
         if outcome.answer == b"moved":  # the private list no longer has the job
             if killed := self._killed_by_earlier_call(lease):
                 in_flight.drop(lease)
-                # ``report_outcome`` sends no signal if a notice was queued, which sends it.
-                has_notice = notice is not None and killed.parsed
-                dead_id = killed.digest.encode()
-                return Outcome(killed, b"ok", dead_id, b"" if has_notice else None)
+                # ``report_outcome`` sends no signal if a notice was queued, which sends it. The
+                # script's answer is lost: the notice was queued if one can be made.
+                has_notice = bool(notice_for(notice, killed))
+                return Outcome(killed, b"ok", killed.digest.encode(), int(has_notice))
             in_flight.lose(lease)
         if outcome.answer != b"ok":
             return None

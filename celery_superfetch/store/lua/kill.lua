@@ -8,7 +8,7 @@
 --       their records (0: any number), most jobs to drop for this one, 1 if its caller is to be told, queue
 --       list, the notice (empty: there is none), the placeholder in it for the id in the dead set, ms of the
 --       queue's x-expires (0: none), name of its task (empty: it is not registered)
--- Returns: {"ok", id in the dead set}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
+-- Returns: {"ok", id in the dead set, 1 if its notice was pushed, else 0}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
 --       no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
 local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, owner_record, private, counters, queue, rows,
@@ -62,4 +62,4 @@ if #going > 0 then
   redis.pcall('HINCRBY', stats, 'dead_dropped', #going)
   redis.pcall('HINCRBY', dropped, cap, #going)
 end
-return {'ok', name}
+return {'ok', name, notice ~= '' and 1 or 0}

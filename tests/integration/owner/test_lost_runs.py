@@ -22,6 +22,7 @@ from celery_superfetch.model.strikes import (
     decide,
 )
 from celery_superfetch.signals import job_killed, job_recovering
+from celery_superfetch.store.database import Database
 from support.driver import Driver, Executor
 from support.servers.faulty import Fault
 from support.workers.bench import Bench, lost_job, payload
@@ -350,14 +351,20 @@ def test_a_job_whose_history_changes_at_each_try_to_kill_it_is_requeued(bench, o
     assert len(driver) == 0
 
 
+@pytest.mark.parametrize("notice", [None, b"", b"killed: @dead_id@"])
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_lost_reply_to_a_kill_is_no_lost_ownership(
-    bench, owner, driver, faults, lost, caplog, at
+    bench, owner, faults, lost, caplog, told, at, notice
 ):
     """The job was in the dead set, and was announced as one that may run twice; the line that it is
     dead was missing. At some of the points the server has not carried the kill out."""
     sender, limits = nobodys_app(), Limits.of(bench.config)
     job_recovering.connect(lambda **_: Decision.KILL, sender=sender, weak=False)
+    executor = Executor()
+    executor.notice = notice if notice is None else lambda queue_list: notice
+    database = Database(faults.client, bench.config)
+    database.is_registered = bench.database.is_registered
+    driver = Driver.over(database, executor)
     bench.push("mail", payload(1))
     [claimed] = driver.claim(owner.owner, ["mail"], 1).jobs
     faults.arm(Fault.LOST, at)
@@ -369,7 +376,11 @@ def test_a_lost_reply_to_a_kill_is_no_lost_ownership(
     faults.disarm()
     assert dead is not None
     assert [(job.id, job.strikes) for job in bench.dead_set.find()] == [(dead.id, dead.strikes)]
-    assert (lost, len(driver), bench.queue()) == ([], 0, [])
+    assert (lost, len(driver)) == ([], 0)
+    # Either the notice tells of it, or the signal does.
+    assert (bench.queue(), told) == (
+        ([f"killed: {dead.id}".encode()], []) if notice else ([], [dead.id])
+    )
     assert caplog.text.count("moved to the dead set") == 1
     assert "Lost ownership" not in caplog.text
 

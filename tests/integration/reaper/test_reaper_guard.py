@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.strikes import Blame, Decision, Recovery, decide
 from celery_superfetch.signals import job_killed, job_recovering
@@ -239,3 +240,28 @@ def test_a_pass_leaves_it_to_notices_to_tell(bench):
     [untold] = bench.untold()
     assert untold.payload == JOB
     assert bench.queue() == [f"killed: {untold.id}".encode()]
+
+
+@pytest.mark.parametrize("lacks", ["", "message", "queue"])
+def test_a_job_without_a_notice_is_told_of_by_the_pass(bench, lacks):
+    """None could be made, or its queue's key is another program's: neither told. With "": the
+    control."""
+    sender, told = Sender(), list[bytes]()
+    asked(sender, lambda recovery: Decision.KILL)
+    job_killed.connect(lambda job, **_: told.append(job.payload), sender=sender, weak=False)
+    bench.dead_owner([JOB])
+    if lacks == "queue":
+        bench.client.set("mail", "not a list")
+    notice = b"" if lacks == "message" else b"killed: @dead_id@"
+    report = bench.reaper(sender=sender, notice=lambda queue_list: notice).reap()
+    assert (report.killed, report.errors) == (1, 0)
+    assert told == ([JOB] if lacks else [])
+
+
+def test_of_a_dead_notice_no_pass_tells(bench):
+    sender, told = Sender(), list[bytes]()
+    asked(sender, lambda recovery: Decision.KILL)
+    job_killed.connect(lambda job, **_: told.append(job.payload), sender=sender, weak=False)
+    bench.dead_owner([payload(1, task=ANNOUNCE_TASK)])
+    report = bench.reaper(sender=sender, notice=lambda queue_list: b"killed: @dead_id@").reap()
+    assert (report.killed, told, bench.queue()) == (1, [], [])

@@ -144,8 +144,8 @@ def test_the_notice_of_a_death_is_next_in_its_queue_and_names_it(bench, owner):
         call = bench.dead_set.kill_call(
             bench.recovery(job), expires, marked=True, notice=b"<@dead_id@ is dead>"
         )
-        ok, name = bench.run(call)
-        assert ok == b"ok"
+        ok, name, has_notice = bench.run(call)
+        assert (ok, has_notice) == (b"ok", 1)
         assert bench.client.rpop("mail") == b"<%b is dead>" % name
         assert name.decode() in {dead.id for dead in bench.untold()}
         assert (bench.client.pttl("mail") > 0) == bool(expires)
