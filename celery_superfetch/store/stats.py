@@ -119,18 +119,28 @@ class Stats(Structure):
         self.client.hset(self.keys.stats, DATA_LOSS, self.database.server_time())
 
     def record_deaths(self, deaths: Sequence[tuple[float, dict[str, Any]]]) -> None:
-        """Record the owners that a pass found dead; remove deaths that are too old, or too many.
+        """Record the owners that a pass found dead; remove deaths that are too old, or too many. It
+        can be repeated with the same rows: those that the server has are not counted again.
 
         Arguments:
             deaths: for each owner the time (``monotonic``) at which its jobs were back on their
-                queues, and its row (``DEATH_TEXTS``, ``DEATH_NUMBERS``).
+                queues, and its row (``DEATH_TEXTS``, ``DEATH_NUMBERS``). The row gets its ``at``
+                here, at the first try: with another one a repeated row would be a second death.
         """
         now, monotonic_now = self.database.server_time(), monotonic()
         key = self.keys.deaths
-        with self.client.pipeline(transaction=False) as pipe:
-            for done, death in deaths:
-                at = now - int((monotonic_now - done) * 1000)
-                pipe.zadd(key, {json.dumps({"at": at, **death}): at})
+        rows = []
+        for done, death in deaths:
+            at = death.setdefault("at", now - int((monotonic_now - done) * 1000))
+            rows.append((json.dumps(death), at, death))
+        scores = self._at_once([("ZSCORE", key, text) for text, *_ in rows])
+        # A transaction: if it is refused, nothing was written; if its reply is lost, the next try
+        # finds by its rows whether their recoveries were counted.
+        with self.client.pipeline(transaction=True) as pipe:
+            for (text, at, death), score in zip(rows, scores, strict=True):
+                if score is not None:
+                    continue
+                pipe.zadd(key, {text: at})
                 if death.get("recovered", 0) + death.get("killed", 0):
                     for field, growth in recovery_counters(max(0, at - death["last_heartbeat"])):
                         pipe.hincrby(self.keys.stats, field, growth)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from itertools import chain
-from time import monotonic
+from math import inf
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from kombu import Queue
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_superfetch.app.reaper import record_pass
 from celery_superfetch.store import queues
@@ -300,6 +304,28 @@ def test_deaths_are_capped(bench):
     stats.record_deaths([(monotonic(), {"owner": "newest"})])
     assert bench.client.zcard(bench.keys.deaths) == DEATHS_MAX
     assert stats.deaths(1)[0]["owner"] == "newest"
+
+
+@pytest.mark.parametrize("trouble", ["", "reply lost", "stats of another type"])
+def test_a_death_that_is_recorded_again_is_one_death(client, proxy, trouble):
+    """Each try gave it another time: it was another row, and its recovery was counted again."""
+    there = client.connection_pool.connection_kwargs["db"]
+    bench = Bench(redis.Redis(port=proxy.port, db=there, retry=Retry(NoBackoff(), 0)))
+    reaper = bench.reaper()
+    if trouble == "reply lost":
+        cut = proxy.cut_at(lambda words: words[0] == b"EXEC", reply_lost=True)
+    elif trouble:
+        bench.client.set(bench.keys.stats, "a text")
+    bench.dead_owner([ONE])
+    assert reaper.reap().errors == bool(trouble)
+    assert len(reaper.deaths) == bool(trouble)
+    sleep(0.01)
+    assert reaper.reap().errors == 0
+    assert (len(bench.stats.deaths()), len(reaper.deaths)) == (1, 0)
+    if trouble == "reply lost":
+        assert cut.is_set()
+    if trouble != "stats of another type":
+        assert bench.stats.counts().recoveries.buckets[inf] == 1
 
 
 def test_a_pass_is_remembered_with_who_made_it(bench, owner):
