@@ -208,9 +208,7 @@ class PrivateLists(Structure):
         return Call("probation", names, args)
 
     def mark_suspect(self, job: Job) -> None:
-        """Note in a job's history that its next requeue or recovery puts it on probation. If this
-        process dies in the middle, the note may be in a new history without an expiry, a small key
-        that stays until the job is acked."""
+        """Note in a job's history that its next requeue or recovery puts it on probation."""
         key = self.keys.history(digest(job.payload))
         try:
             self._mark(key)
@@ -230,9 +228,7 @@ class PrivateLists(Structure):
             self._mark(key)
 
     def _mark(self, key: str) -> None:
-        _, ttl = self._at_once([("HSETNX", key, "solo_runs", 1), ("TTL", key)])
-        if ttl == -1:  # a new history: the old one has expired a moment ago
-            self.client.expire(key, int(self.config.strike_window))
+        self.scripts.run("suspect", [key], [int(self.config.strike_window)])
 
     def settle(self, owner: str, acked: Sequence[Job], starting: Iterable[Job] = ()) -> Call:
         """Return the command (HDEL, no script) that acks ``acked`` jobs of one owner, which have no

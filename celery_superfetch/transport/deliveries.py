@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.utils import json
+from redis.exceptions import ResponseError
 
 from ..model.humanize import number
 from ..model.job import DELIVERY, Job
 from ..model.log_text import one_line_each
+from ..owner.in_flight.pending import REFUSED_INTERVAL
 from .fetch.credit import Credit
 
 if TYPE_CHECKING:
@@ -220,16 +222,16 @@ class QoS:
 
     def deliver(self, lease: Lease) -> bool:
         """Call the consumer with a claimed job. Return False if the job was requeued, or settled by
-        the channel's intake (to the dead set, to probation, or parked) instead. If something fails
-        before the call, the job stays in the backlog, and the error is raised."""
+        the channel's intake (to the dead set, to probation, or parked) instead. If the server
+        refuses that, the job is requeued after a pause. If something else fails before the call,
+        the job stays in the backlog, and the error is raised."""
         channel = self.channel
         consumer = channel.consumer_of(lease.job.queue_list)
         if consumer is None:  # it was cancelled after the claim
             channel.fetch.requeue([lease])
             return False
         try:
-            is_settled = channel.intake.apply_limits(lease, channel)
-            message = None if is_settled else self.receive(lease)
+            message = None if self._apply_limits(lease) else self.receive(lease)
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
             # The close of the channel requeues the jobs of the backlog. A job that is not there
             # would stay claimed, and never run.
@@ -247,9 +249,33 @@ class QoS:
             raise
         return True
 
+    def _apply_limits(self, lease: Lease) -> bool:
+        """Return whether the channel's intake has settled a job, or was to settle it and the server
+        refused that: the job is requeued after a pause then."""
+        try:
+            return self.channel.intake.apply_limits(lease, self.channel)
+        except ResponseError as exc:
+            self._requeue_refused(lease, exc)
+            return True
+
+    def _requeue_refused(self, lease: Lease, refusal: ResponseError) -> None:
+        """Requeue, after a pause, a job that the server has refused to move (it is full, say, or a
+        key has another type). If the refusal were raised, it would end the worker. The job would be
+        the first of its queue again, and end the next worker."""
+        logger.warning(
+            "Job %s could not be moved to the dead set or put on probation (%s), and may not run: "
+            "it is requeued without a strike in %g s. Other jobs continue. Check the keys, memory, "
+            "disk and replicas of Redis.",
+            lease.job.title,
+            refusal,
+            REFUSED_INTERVAL,
+        )
+        self.channel.owner.leases.requeue_later(lease)
+
     def receive(self, lease: Lease) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
-        message and was moved to the dead set."""
+        message: the job is moved to the dead set, or requeued after a pause if the server refuses
+        that."""
         try:
             message = Message(Delivery(lease, self.channel))
             self.append(message, message.delivery_tag)
@@ -257,7 +283,10 @@ class QoS:
         except MemoryError:  # not the fault of the payload
             raise
         except Exception:  # a payload may raise any error in a parser, and must not end the worker
-            self.channel.owner.settlement.kill_unparseable(lease)
+            try:
+                self.channel.owner.settlement.kill_unparseable(lease)
+            except ResponseError as exc:
+                self._requeue_refused(lease, exc)
             return None
 
     def append(self, message: Any, delivery_tag: Any) -> None:

@@ -33,10 +33,12 @@ from celery.utils.log import get_logger
 
 from ..app.backend_lock import BACKEND_PAUSE_S
 from ..app.chords import fail_part
+from ..model.dead_job import DeadJob
 from ..model.foreign import describe, kind_of, message_of
 from ..model.humanize import command
 from ..model.log_text import one_line_each
 from ..model.owner_record import OwnerRecord
+from ..owner.in_flight.lease import Lease
 from ..store.owner_registry import OwnerRegistry
 from ..transport.deliveries import Delivery, delivery_of
 from .settling import settle
@@ -108,17 +110,9 @@ class Discards:
         kill = owner.settlement.kill_without_notice
         if not self._informs_caller(delivery, discard, *args):
             kill = partial(owner.settlement.kill, sender=self.worker.app)
-        # If the server is away, this raises, the consumer reconnects, and the job is requeued.
-        dead = delivery.end_by(kill, f"{here}; {why}")
-        if dead is not None:
-            logger.error(
-                "Job %s moved to the dead set: %s. Deploy a worker that has its task, then "
-                "requeue it with `%s dead retry %s`.",
-                delivery.job.title,
-                dead.reason,
-                command(),
-                dead.id,
-            )
+        # An error of the server must not be raised: after a refusal (the dead set's key has another
+        # type, say) the worker would end, and the next one that claims the job.
+        settle(delivery, partial(_kill, kill), f"{here}; {why}")
         return None
 
     def _informs_caller(self, delivery: Delivery, discard: Callable[..., None], *args: Any) -> bool:
@@ -193,6 +187,21 @@ def _unsettled(message: Any) -> Any:
     unsettled = copy(message)
     unsettled.ack = unsettled.reject_log_error = lambda *_, **__: None
     return unsettled
+
+
+def _kill(kill: Callable[..., DeadJob | None], lease: Lease, why: str) -> DeadJob | None:
+    """Dead-letter a job of an unknown task by ``kill``, a method of ``Settlement``, and log it."""
+    dead = kill(lease, why)
+    if dead is not None:
+        logger.error(
+            "Job %s moved to the dead set: %s. Deploy a worker that has its task, then requeue it "
+            "with `%s dead retry %s`.",
+            lease.job.title,
+            dead.reason,
+            command(),
+            dead.id,
+        )
+    return dead
 
 
 def is_starting(other: OwnerRecord) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -29,7 +30,7 @@ from ...store.private_lists import NO_PAYLOADS, Claims
 from .executor import NO_POOL, Executor
 from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
-from .pending import NOT_YET, PendingLeases
+from .pending import NOT_YET, REFUSED_INTERVAL, PendingLeases
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -246,6 +247,14 @@ class InFlight:
         """Requeue jobs in the order given (newest first for the front). If a job was running, its
         run has ended. If the server cannot be reached now, the requeues stay pending."""
         self._return(leases, Event.REQUEUE, where)
+
+    def requeue_later(self, lease: Lease) -> None:
+        """Requeue a job that the server has just refused to move, after ``REFUSED_INTERVAL``: if it
+        were requeued at once, it would be claimed and refused again without a pause. It goes to the
+        back of its queue, so that many such jobs keep no other job waiting."""
+        with self.lock:
+            lease.returns_after = monotonic() + REFUSED_INTERVAL
+            self.pending.add_return(lease, Event.REQUEUE, "back")
 
     def close(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Note that the channel of these jobs is closed: those that run continue, the others are

@@ -23,6 +23,7 @@ private list, landed jobs in its landing lists, and the reaper requeues both.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from threading import get_ident
@@ -386,7 +387,11 @@ class FetchLoop:
         # In a solo pool the start record of a job takes the pending acks along. If the job did not
         # begin, they are sent now.
         if self.executor.inline and self.owner.leases.unsent:
-            self.owner.leases.post()
+            # A refusal, also of an ack that was sent before, would end the worker here, outside of
+            # a tick, and the job of that ack would run again with a strike. What was refused is
+            # pending again, and the next tick reports the refusal.
+            with suppress(ResponseError):
+                self.owner.leases.post()
         return delivered
 
     @property

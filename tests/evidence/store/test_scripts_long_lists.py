@@ -43,6 +43,7 @@ OF_FIXED_LENGTH = {
     "progress",
     "retry",
     "shared",
+    "suspect",
 }
 
 

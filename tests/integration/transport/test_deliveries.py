@@ -290,3 +290,25 @@ def test_a_job_whose_consumer_raises_is_not_requeued(url, bench):
         assert sorted(inbox.ids()) == ["1", "2"]
         driver = Driver.of(inbox.channel.owner)
         assert [driver.state(job) for job in driver] == ["DELIVERED"] * 2
+
+
+def test_a_payload_that_the_server_refuses_to_move_ends_no_plain_consumer(url, bench, client):
+    """Its error came out of `drain_events`, each time."""
+    client.set(bench.keys.dead, "a text")
+    bench.push("mail", b"junk", payload(1), payload(2))
+    with Inbox(url) as inbox:
+        inbox.receive(2)
+        assert sorted(inbox.ids()) == ["1", "2"]
+        assert b"junk" in bench.private(), "it waits for its time"
+        inbox.ack_all()
+        client.delete(bench.keys.dead)
+        eventually(lambda: inbox.turn() or client.exists(bench.keys.dead), 15)
+        eventually(lambda: not bench.held())
+
+
+def test_nor_does_it_come_from_basic_get(url, bench, client):
+    client.set(bench.keys.dead, "a text")
+    bench.push("mail", b"junk", payload(1))
+    with Inbox(url, consume=False) as inbox:
+        assert inbox.channel.basic_get("mail").headers["id"] == "1"
+        assert inbox.channel.basic_get("mail") is None

@@ -1,0 +1,94 @@
+"""The server refuses a command while a worker delivers a claimed job: the worker goes on, with the
+other jobs at once, and with that one later. Each of these ended one worker after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_superfetch.model.job import digest
+from support.servers.database import Database
+from support.servers.server import Server
+from support.waiting import eventually
+
+OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 20, "reap_interval": 2}
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["strikes", "stops"])
+def test_a_full_server_puts_a_job_on_probation_before_its_last_strike_or_stop(
+    worker, make_app, ledger, url, fresh_server, stops
+):
+    own: Server = fresh_server()
+    client = own.client()
+    options = {**OPTIONS, "strike_limit": 2, "stop_limit": 2}
+    one = worker(pool="threads", concurrency=2, options=options, url=own.url(), result_url=url)
+    shop = make_app(superfetch=False, url=own.url())
+    shop.tasks["shop.note"].apply_async(("late",), queue="aside")
+    raw = client.rpop("aside")
+    counted = {"stops": 1, "requeues": 1} if stops else {"strikes": 1, "recoveries": 1}
+    client.hset(f"superfetch:history:{digest(raw)}", mapping=counted)
+    client.set("superfetch:has_history", 1)
+    with client.pipeline() as pipe:
+        pipe.lpush("celery", raw)
+        pipe.config_set("maxmemory", "1mb")
+        pipe.execute()
+    eventually(ledger.runs)
+    assert one.alive()
+    assert "is on probation and now runs in isolation" in one.log()
+    eventually(lambda: not Database(client).private_lists())
+    assert ledger.runs() == {"late": 1}
+
+
+@pytest.mark.parametrize("task", ["", "no.such"], ids=["unparseable", "unknown"])
+def test_a_job_that_cannot_be_moved_to_the_dead_set_keeps_no_other_waiting(
+    worker, make_app, ledger, client, db, task
+):
+    """Another program has written to the key of the dead set."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    if task:
+        shop.send_task(task, queue="celery")
+    else:
+        client.lpush("celery", b"junk")
+    one = worker(concurrency=2, options=OPTIONS)
+    shop.tasks["shop.note"].delay("behind")
+    eventually(lambda: ledger.runs() == {"behind": 1})
+    one.wait_log("requeued or moved yet" if task else "could not be moved to the dead set")
+    refused_count = one.log().count("could not be")
+    client.delete("superfetch:dead")
+    eventually(lambda: len(db.dead()) == 1, 20)
+    assert one.alive()
+    assert refused_count < 5, "it is not tried again without a pause"
+
+
+def solo(worker, own: Server, url: str):
+    """A solo worker; its first job runs already, and holds its loop."""
+    return worker(
+        pool="solo", concurrency=1, options=OPTIONS, url=own.url(), result_url=url, ready=False
+    )
+
+
+@pytest.mark.parametrize("behind", ["eta", "junk"])
+def test_a_solo_worker_outlives_a_refusal_to_the_job_behind_the_one_that_ended(
+    worker, make_app, ledger, url, fresh_server, behind
+):
+    """The server begins to refuse all writes during a run. The ack was sent and not read when the
+    next job, of a later ETA, was parked: the worker ended, and the first job ran again."""
+    own: Server = fresh_server()
+    client = own.client()
+    shop = make_app(superfetch=False, url=own.url())
+    shop.tasks["shop.hold"].apply_async(("A",), queue="aside")
+    shop.tasks["shop.note"].apply_async(("B",), queue="aside", countdown=100)
+    first, eta = client.rpop("aside"), client.rpop("aside")
+    client.lpush("celery", first, eta if behind == "eta" else b"junk")
+    one = solo(worker, own, url)
+    eventually(ledger.starts)
+    eventually(lambda: client.llen("celery") == 0, message="it has claimed both")
+    client.config_set("min-replicas-to-write", 1)
+    ledger.release()
+    one.wait_log("Redis refuses claims and acks: NOREPLICAS")
+    client.config_set("min-replicas-to-write", 0)
+    db = Database(client)
+    eventually(lambda: db.parked() == ["B"] if behind == "eta" else db.dead(), 20)
+    eventually(lambda: not db.private_lists())
+    assert one.alive()
+    assert ledger.runs() == {"A": 1}
