@@ -5,7 +5,7 @@ completed its chord publishes the body.
 thread or greenlet that ran a part counts it. If the process dies between the count and the body,
 the part is recovered (put back on its queue): its next run gets the same answer from ``COUNT``, and
 publishes the body. If the process dies after the body and before the chord's keys are deleted
-(``_forget``), the next run asks for the body again; but the body is a *step*, which the job's steps
+(``END``), the next run asks for the body again; but the body is a *step*, which the job's steps
 note on the server names as published, so that it is not sent twice.
 
 ``fail_part`` counts a part that never ran to its end. ``announcement`` calls it in the run of a
@@ -18,11 +18,9 @@ Foreign names:
 celery backends.redis:
     count the parts of chords: RedisBackend.on_chord_part_return(request,state,result)
         RedisBackend._unpack_chord_result(tup,decode)
-        RedisBackend.expires RedisBackend.client
-        RedisBackend._chord_part_return_script>=5.7 RedisBackend._chord_result_expires>=5.7
-    let the next run of a part publish the body: RedisBackend._chord_cleanup_script>=5.7
-        CHORD_CLEANUP_LUA>=5.7 RedisBackend._chord_claim_extend_script>=5.7
-        CHORD_CLAIM_EXTEND_LUA>=5.7
+        RedisBackend.expires RedisBackend.client RedisBackend._chord_result_expires>=5.7
+celery app.amqp:
+    publish the body: AMQP._retry_publish(publish)>=5.7
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ import sys
 from collections.abc import Iterator
 from types import MethodType
 from typing import Any
+from uuid import uuid4
 
 from celery import states
 from celery.app.task import Context
@@ -45,6 +44,12 @@ from .patient_calls import PatientScript, patiently
 
 logger = one_line_each(get_logger(__name__))
 
+#: Seconds of the publish lease, after the time for which a part may wait for the others' results.
+#: While it lasts, a worker without this package does not publish the body, too.
+LEASE_S = 300
+#: Seconds for which Celery 5.7 may find out that a chord has ended.
+DONE_S = 300
+
 #: Counts a part. The keys are those of Celery 5.7, in which a worker without this package may
 #: count, too:
 #:   results: the parts' results, by their index or as a list;
@@ -58,7 +63,7 @@ logger = one_line_each(get_logger(__name__))
 #:       when Celery 5.7 has deleted a chord that has ended.
 #: KEYS: results, added, size, names, group, claim
 #: ARGV: id, result, "1" if the results are ordered, index, seconds until the keys expire (0:
-#:       never), the same for the group's key, seconds of the publish lease (0: none), its token
+#:       never), the same for the group's key, seconds of the publish lease, its token
 #: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
 #:       there were, 1 if it is this part that has to publish the body
 #: Crash: the part is counted, or not; its next run gets the same answer.
@@ -116,12 +121,33 @@ if total and counted == tonumber(total) + tonumber(more or 0) then
     redis.call('SADD', names, complete .. ' by ' .. part)
   end
   completes = redis.call('SISMEMBER', names, complete .. ' by ' .. part) == 1
-  if completes and lease > 0 then
+  if completes then
     redis.call('SET', claim, token, 'EX', lease)
   end
 end
 return {counted, more, total, completes and 1 or 0}
 """,
+    "count its part of a chord",
+)
+
+#: Ends a chord whose body is published or has failed, unless another part has the publish lease by
+#: now, or the chord was sent again under the same id.
+#: KEYS: claim, and the keys to delete
+#: ARGV: token of the publish lease, seconds for which the claim says "done" (0: it is deleted)
+#: Crash: the chord is ended, or not; the next run of the part that completed it asks for the body
+#:       again, and ends it.
+END = PatientScript(
+    b"""
+local claim, token, done = KEYS[1], ARGV[1], tonumber(ARGV[2])
+if redis.call('GET', claim) ~= token then
+  return
+end
+redis.call('DEL', unpack(KEYS))
+if done > 0 then
+  redis.call('SET', claim, 'done', 'EX', done)
+end
+""",
+    "end its chord",
 )
 
 
@@ -132,45 +158,26 @@ def is_on_redis(backend: Any) -> bool:
 
 
 def count_parts_once(backend: Any) -> None:
-    """Make a result backend on Redis count each part once."""
-    if hasattr(type(backend), "_chord_part_return_script"):
-        patch_scripts(backend)
-    else:  # 5.5 and 5.6, which count each run of a part
-        backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
+    """Make a result backend on Redis count each part once, and publish the body in the run that
+    completes the chord, or in the next run of that part.
 
-
-def patch_scripts(backend: Any) -> None:
-    """Replace the scripts of a Celery 5.7 backend. Celery counts a part once. But while its publish
-    lease lasts, no run may publish the body, not even the next run of the part that has the lease:
-    ``COUNT`` lets that one. And Celery deletes the chord also if the body was not published, since
-    the run was ended by ``NotSent`` or ``Fenced``: then the next run could not complete it.
+    Celery 5.5 and 5.6 count each run. Celery 5.7 counts each part once, but while its publish lease
+    lasts, no run may publish the body, not even the next run of the part that has the lease. And it
+    deletes the chord's size, or the chord, also if the run ended by ``NotSent`` or ``Fenced`` and
+    has published nothing: then the next run could not complete the chord.
 
     Report: A chord's body is never published if the part that completes it is redelivered at once.
     """
-    celery_redis = sys.modules["celery.backends.redis"]
-    clean = PatientScript(celery_redis.CHORD_CLEANUP_LUA.encode())
-    extend = PatientScript(celery_redis.CHORD_CLAIM_EXTEND_LUA.encode())
-
-    def clean_up(**call: Any) -> Any:
-        # NotSent (the server refused the body) and Fenced (the job belongs to another owner) derive
-        # from BaseException: the body was not published, so the chord stays. True: Celery warns of
-        # a chord that was not deleted.
-        exc = sys.exc_info()[1]
-        return clean(**call) if exc is None or isinstance(exc, Exception) else True
-
-    vars(backend).update(
-        _chord_part_return_script=COUNT,
-        _chord_claim_extend_script=extend,
-        _chord_cleanup_script=clean_up,
-    )
+    backend.on_chord_part_return = MethodType(on_chord_part_return, backend)
 
 
 def on_chord_part_return(
     backend: Any, request: Any, state: str, result: Any, propagate: Any = None, **_: Any
 ) -> None:
-    """Count a part that has ended, and publish the body if it completes the chord; in place of the
-    method of Celery 5.5 and 5.6."""
-    if not _completes(backend, request, state, result):
+    """Count a part that has ended, and publish the body if it completes the chord; in place of
+    Celery's method."""
+    token = _completes(backend, request, state, result)
+    if not token:
         return
     body = maybe_signature(request.chord, app=backend.app)
     try:
@@ -178,25 +185,29 @@ def on_chord_part_return(
     except Exception as exc:
         logger.exception("Chord %r raised: %s", request.group, describe(exc))
         error = exc if isinstance(exc, ChordError) else ChordError(f"Join error: {describe(exc)}")
-        return _fail(backend, request, body, error)
+        return _fail(backend, request, body, error, token)
     try:
-        body.delay(results)
+        _publish(backend, body, results)
     except Exception as exc:
         logger.exception("Chord callback for %r raised: %s", request.group, describe(exc))
         backend.chord_error_from_stack(body, ChordError(f"Callback error: {describe(exc)}"))
-    _forget(backend, *_keys(backend, request.group))
+    *keys, claim = _keys(backend, request.group)
+    END([claim, *keys], [token, DONE_S if _forgets_ends(backend) else 0], client=backend.client)
 
 
 def fail_part(backend: Any, request: Any, exc: Exception) -> None:
     """Count a job that will not run as a failed part of its chord, if it is a part. If it completes
     the chord, fail the chord, without reading the results of the other parts: reading one may kill
     the process. Do nothing on a result backend that is not on Redis."""
-    if request.chord and is_on_redis(backend) and _completes(backend, request, states.FAILURE, exc):
+    if not (request.chord and is_on_redis(backend)):
+        return
+    token = _completes(backend, request, states.FAILURE, exc)
+    if token:
         body = maybe_signature(request.chord, app=backend.app)
         try:
             raise ChordError(f"Dependency {request.id} raised {describe(exc)}") from exc
         except ChordError as error:  # ``chord_error_from_stack`` reads ``sys.exc_info()``
-            _fail(backend, request, body, error)
+            _fail(backend, request, body, error, token)
 
 
 def parts_ahead(chain: Any) -> Iterator[Context]:
@@ -218,20 +229,29 @@ def _is_ordered(backend: Any) -> bool:
     return bool(backend.app.conf.result_backend_transport_options.get("result_chord_ordered", True))
 
 
-def _completes(backend: Any, request: Any, state: str, result: Any) -> bool:
-    """Count the part of ``request``; return whether its run has to publish, or to fail, the
-    body."""
+def _forgets_ends(backend: Any) -> bool:
+    """Return whether Celery, if it sends a chord again under the same id, deletes the claim that
+    says "done" (5.7). Before, a chord that is sent again would never be complete."""
+    return hasattr(backend, "_chord_result_expires")
+
+
+def _completes(backend: Any, request: Any, state: str, result: Any) -> str:
+    """Count the part of ``request``. Return the token of its publish lease if its run has to
+    publish, or to fail, the body; empty if not."""
     id, group, index = request.id, request.group, request.group_index
     if not (id and group):
-        return False
+        return ""
     *keys, claim = _keys(backend, group)
     encoded = backend.encode([1, id, state, backend.encode_result(result, state)])
     expires = getattr(backend, "chord_expires", backend.expires) or 0  # the former is of 5.7
     of_group = getattr(backend, "_chord_result_expires", 0)
     ordered, place = int(_is_ordered(backend)), "+inf" if index is None else index
-    args = [id, encoded, ordered, place, expires, of_group, 0, ""]
+    lease = LEASE_S + int(2 * (backend.app.conf.result_chord_join_timeout or 0))
+    token = uuid4().hex
+    args = [id, encoded, ordered, place, expires, of_group, lease, token]
     keys = [*keys, backend.get_key_for_group(group), claim]
-    return bool(COUNT(keys, args, client=backend.client)[3])
+    completes = COUNT(keys, args, client=backend.client)[3]
+    return token if completes else ""
 
 
 def _collected(backend: Any, group: str) -> list[Any]:
@@ -241,22 +261,31 @@ def _collected(backend: Any, group: str) -> list[Any]:
     if header is not None:  # there are groups among the parts
         header.on_ready()
         join = header.join_native if header.supports_native_join else header.join
+        timeout = backend.app.conf.result_chord_join_timeout
         with allow_join_result():
-            timeout = backend.app.conf.result_chord_join_timeout
-            return list(join(timeout=timeout, propagate=True))
+            # Without ``propagate``: if a part has failed with an error of a Redis server, it would
+            # be taken for a refusal of this one, and the job would run again for ever.
+            results = patiently(lambda: list(join(timeout=timeout, propagate=False)), action)
+        header.maybe_throw()
+        return results
     key, *_ = _keys(backend, group)
     read = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
     parts = patiently(lambda: read(key, 0, -1), action)
     return [backend._unpack_chord_result(part, backend.decode) for part in parts]
 
 
-def _fail(backend: Any, request: Any, body: Any, exc: ChordError) -> None:
+def _publish(backend: Any, body: Any, results: list[Any]) -> None:
+    """Publish the body of a chord; on Celery 5.7 as it does, with a pause before each retry."""
+    retry_publish = getattr(backend.app.amqp, "_retry_publish", None)
+    if retry_publish is None:
+        body.delay(results)
+    else:
+        retry_publish(body.delay, results)
+
+
+def _fail(backend: Any, request: Any, body: Any, exc: ChordError, token: str) -> None:
     """Fail the body of a chord and delete the chord's size, without which no later part can fail it
     again. Results and names stay until they expire, as in Celery."""
     backend.chord_error_from_stack(body, exc)
     _results, _added, size, _names, claim = _keys(backend, request.group)
-    _forget(backend, size, claim)
-
-
-def _forget(backend: Any, *keys: Any) -> None:
-    patiently(lambda: backend.client.delete(*keys), "end its chord")
+    END([claim, size], [token, 0], client=backend.client)

@@ -68,12 +68,13 @@ def patiently(call: Callable[[], T], action: str) -> T:
 
 
 class PatientScript(Script):
-    """A Lua script of the end of a chord, called ``patiently``."""
+    """A Lua script of the end of a chord, called ``patiently``. ``action``: as there."""
 
-    def __init__(self, text: bytes) -> None:
+    def __init__(self, text: bytes, action: str) -> None:
         no_client: Any = None  # the backend has none yet; each call names its client
         super().__init__(no_client, text)
+        self.action = action
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = super().__call__
-        return patiently(lambda: call(*args, **kwargs), "count its part of a chord")
+        return patiently(lambda: call(*args, **kwargs), self.action)

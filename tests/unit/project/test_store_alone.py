@@ -26,7 +26,7 @@ KEY = re.compile(r"(?<!celery_)superfetch:")
 
 EXCEPTIONS = {
     # The result backend's client, and Celery's keys.
-    "app.chords": {".delete", ".lrange", ".zrange"},
+    "app.chords": {".lrange", ".zrange"},
     "app.dead_results": {".delete"},
     # Stock kombu's hash of unacked messages, and its index: the package's own keys have no part in
     # it, and one of its scripts moves the jobs.

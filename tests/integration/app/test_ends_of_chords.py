@@ -1,0 +1,198 @@
+"""The part that completes a chord, in the process that runs it: the body gets what all parts have
+returned, or fails, also if the job is lost or the result server refuses commands meanwhile."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import celery
+import pytest
+from celery import Celery, chain, chord, group
+from celery.exceptions import ChordError, Ignore, Reject
+from celery.result import AsyncResult
+from kombu.utils.json import loads
+from redis.exceptions import ResponseError
+
+from celery_superfetch.app import patient_calls, result_backends
+from celery_superfetch.store.redis.server import FULL_TEXT
+from support.recipes import nobodys_current_app
+from support.servers.faults import busy
+from support.servers.proxy import FaultProxy, Words
+from support.servers.server import Server
+from support.workers.bench import Bench
+from support.workers.one_process import MAIL, NEXT, Pool, raised
+
+CELERY_57 = celery.VERSION >= (5, 7)
+GROUP = (b"GET", b"taskset")  # the first that is read after a part was counted
+FLAT = (b"ZRANGE", b"")
+JOIN = (b"MGET", b"")
+FORKS = pytest.mark.skipif(
+    not CELERY_57, reason="before 5.7 Celery waits for a group at the end of a chain for ever"
+)
+
+
+@pytest.fixture
+def results(fresh_server: Callable[..., Server]) -> Iterator[tuple[Server, FaultProxy]]:
+    server = fresh_server()
+    with FaultProxy(server.port) as proxy:
+        yield server, proxy
+
+
+@pytest.fixture
+def make_pool(make_app: Callable[..., Celery], bench: Bench, results: Any) -> Iterator[Any]:
+    with nobodys_current_app():
+
+        def make() -> Pool:
+            app = make_app(conf={"result_backend": results[1].url()})
+            app.conf.task_default_queue = MAIL
+            app.set_current()
+
+            @app.task(name="note", shared=False)
+            def note(value: Any = None) -> Any:
+                return value
+
+            @app.task(name="fails", shared=False)
+            def fails() -> None:
+                raise ValueError("on purpose")
+
+            @app.task(name="is refused", shared=False)
+            def is_refused() -> None:
+                raise ResponseError(f"OOM {FULL_TEXT}")
+
+            return Pool(app, bench)
+
+        yield make
+
+
+@pytest.fixture
+def pool(make_pool: Callable[[], Pool]) -> Pool:
+    return make_pool()
+
+
+def part(pool: Pool, value: int) -> Any:
+    return pool.app.signature("note", (value,))
+
+
+def send(pool: Pool, *parts: Any) -> AsyncResult:
+    """Send a chord, and run all of its parts but the last."""
+    body = pool.app.signature("note").set(queue=NEXT)
+    body.link_error(pool.app.signature("errback").set(queue=NEXT))
+    sent = chord(parts, body, app=pool.app).apply_async()
+    while len(pool.bench.queue(MAIL)) > 1:
+        pool.run(pool.take())
+    return sent
+
+
+def names(pool: Pool) -> list[str]:
+    return [loads(raw)["headers"]["task"] for raw in pool.bench.queue(NEXT)]
+
+
+def given(pool: Pool) -> Any:
+    """What the body is called with."""
+    [raw] = pool.bench.queue(NEXT)
+    args, _, _ = loads(base64.b64decode(loads(raw)["body"]))
+    return args[0]
+
+
+def before(proxy: FaultProxy, command: tuple[bytes, bytes], act: Callable[[], None]) -> None:
+    """Act before the result server gets a command, once."""
+    name, key = command
+    left = [act]
+
+    def is_it(words: Words) -> bool:
+        if left and words[0] == name and key in words[1]:
+            left.pop()()
+        return False
+
+    proxy.hold_at(is_it, carried_out=True)
+
+
+def lose_and_run_again(pool: Pool) -> None:
+    """As who freezes, is declared dead, and ends when its job is another's; and as that one."""
+    lost, private = pool.take(), pool.bench.keys.private(pool.owner.owner)
+    pool.bench.client.rename(private, "aside")
+    raised(pool.run(lost), Ignore)
+    assert not pool.sent()
+    pool.bench.client.rename("aside", private)
+    pool.run(lost)
+
+
+def test_a_chord_whose_failure_a_lost_run_could_not_publish_fails_in_the_next(pool):
+    body = send(pool, pool.app.signature("fails"), part(pool, 1))
+    lose_and_run_again(pool)
+    assert names(pool) == ["errback"]
+    assert isinstance(body.result, ChordError)
+
+
+@pytest.mark.skipif(not CELERY_57, reason="before 5.7 Celery keeps the chord's size")
+def test_the_control_its_body_waits_for_ever(make_pool, monkeypatch):
+    monkeypatch.setattr(result_backends, "count_parts_once", lambda backend: None)
+    pool = make_pool()
+    body = send(pool, pool.app.signature("fails"), part(pool, 1))
+    lose_and_run_again(pool)
+    assert not pool.sent()
+    assert body.state == "PENDING"
+
+
+def test_a_chord_whose_failure_the_result_server_refuses_fails_in_the_next_run(
+    pool, results, monkeypatch
+):
+    server, proxy = results
+    monkeypatch.setattr(patient_calls, "PATIENCE_S", -1.0)
+    body = send(pool, pool.app.signature("fails"), part(pool, 1))
+    last, control = pool.take(), server.client()
+    before(proxy, FLAT, lambda: control.config_set("maxmemory", "1"))
+    assert "could not store its result" in raised(pool.run(last), Reject).reason
+    control.config_set("maxmemory", "0")
+    pool.run(last)
+    assert names(pool) == ["errback"], "once"
+    assert isinstance(body.result, ChordError)
+
+
+def fork(pool: Pool, *parts: Any) -> Any:
+    """A part that is a group; Celery would take a group itself for so many parts."""
+    return chain(pool.app.signature("note"), group([part.set(immutable=True) for part in parts]))
+
+
+def nested(pool: Pool) -> list[Any]:
+    return [fork(pool, part(pool, 0), part(pool, 1)), part(pool, 2)]
+
+
+@pytest.mark.parametrize(
+    ("header", "command", "expected"),
+    [
+        (lambda pool: [part(pool, 0), part(pool, 1)], GROUP, [0, 1]),
+        (lambda pool: [part(pool, 0), part(pool, 1)], FLAT, [0, 1]),
+        pytest.param(nested, GROUP, [[0, 1], 2], marks=FORKS),
+        pytest.param(nested, JOIN, [[0, 1], 2], marks=FORKS),
+    ],
+    ids=["group", "results", "group of groups", "results of groups"],
+)
+def test_what_the_parts_have_returned_is_read_when_the_result_server_is_busy_no_more(
+    pool, results, header, command, expected
+):
+    server, proxy = results
+    body = send(pool, *header(pool))
+
+    def act() -> None:
+        script = busy(server)
+        script.__enter__()
+        threading.Timer(2, script.__exit__, (None, None, None)).start()
+
+    before(proxy, command, act)
+    pool.run(pool.take())
+    assert body.state == "PENDING"
+    assert given(pool) == expected
+
+
+@FORKS
+@pytest.mark.parametrize("task", ["fails", "is refused"])
+def test_a_group_with_a_part_that_has_failed_fails_the_body(pool, task):
+    """Also if it says what a server says that refuses for a while: it did not say it here."""
+    body = send(pool, fork(pool, part(pool, 0), pool.app.signature(task)), part(pool, 2))
+    pool.run(pool.take())
+    assert names(pool) == ["errback"]
+    assert isinstance(body.result, ChordError)
