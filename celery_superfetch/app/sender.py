@@ -87,8 +87,10 @@ def _step_of(run: Run, message: Any) -> tuple[Step | None, bool]:
     chord = embed.get("chord") and (fields.get("group") or fields.get("taskset"))
     if run.publishes_followers and _is_in_task_of(run):
         # In the run of a notice (``notice.py``) it is the task's body that publishes the followers
-        # of the dead-lettered job: an error is raised to that body.
-        return run.step(id, task, chord, of_end=True), run.phase is not Phase.BODY
+        # of the dead-lettered job. If an error was raised there, Celery would store it as the
+        # failure of a chord's body, whose errbacks would be lost.
+        is_needed = run.phase is not Phase.BODY or run.is_impatient
+        return run.step(id, task, chord, of_end=True), is_needed
     is_retry = id == run.task_id and fields.get("retries") == run.retries + 1
     replaces = id in run.replaced_by
     # A replacement has the job's place in its chord. If a chord replaces the job, its parts are no
@@ -126,7 +128,8 @@ def release(run: Run, *, is_over: bool = False) -> None:
 
 def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
     """Send a message without which the job has not ended. Where the server is away, or refuses it
-    for a while: raise NotSent, or try again, without a limit, if it completes a chord."""
+    for a while: raise NotSent, or try again, without a limit, if the job completes a chord and is
+    no notice."""
     while True:
         try:
             return send()
@@ -136,7 +139,7 @@ def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
             if not (isinstance(cause, lost) or is_temporary(cause)):
                 raise
             trouble = f"Job {run.title} could not publish {name} ({exc})"
-            if not run.completes_chord:
+            if run.is_impatient or not run.completes_chord:
                 # Celery calls receivers of ``task_postrun`` next. Their messages are no steps.
                 run.end_publishing()
                 raise NotSent(trouble) from exc

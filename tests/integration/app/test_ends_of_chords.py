@@ -17,6 +17,7 @@ from kombu.utils.json import loads
 from redis.exceptions import ResponseError
 
 from celery_superfetch.app import patient_calls, result_backends
+from celery_superfetch.app.notice import Notices, Postponed
 from celery_superfetch.store.redis.server import FULL_TEXT
 from support.recipes import nobodys_current_app
 from support.servers.faults import busy
@@ -41,30 +42,30 @@ def results(fresh_server: Callable[..., Server]) -> Iterator[tuple[Server, Fault
         yield server, proxy
 
 
+def set_up(app: Celery, bench: Bench) -> Pool:
+    app.conf.task_default_queue = MAIL
+    app.set_current()
+
+    @app.task(name="note", shared=False)
+    def note(value: Any = None) -> Any:
+        return value
+
+    @app.task(name="fails", shared=False)
+    def fails() -> None:
+        raise ValueError("on purpose")
+
+    @app.task(name="is refused", shared=False)
+    def is_refused() -> None:
+        raise ResponseError(f"OOM {FULL_TEXT}")
+
+    return Pool(app, bench)
+
+
 @pytest.fixture
 def make_pool(make_app: Callable[..., Celery], bench: Bench, results: Any) -> Iterator[Any]:
+    conf = {"result_backend": results[1].url()}
     with nobodys_current_app():
-
-        def make() -> Pool:
-            app = make_app(conf={"result_backend": results[1].url()})
-            app.conf.task_default_queue = MAIL
-            app.set_current()
-
-            @app.task(name="note", shared=False)
-            def note(value: Any = None) -> Any:
-                return value
-
-            @app.task(name="fails", shared=False)
-            def fails() -> None:
-                raise ValueError("on purpose")
-
-            @app.task(name="is refused", shared=False)
-            def is_refused() -> None:
-                raise ResponseError(f"OOM {FULL_TEXT}")
-
-            return Pool(app, bench)
-
-        yield make
+        yield lambda: set_up(make_app(conf=conf), bench)
 
 
 @pytest.fixture
@@ -196,3 +197,50 @@ def test_a_group_with_a_part_that_has_failed_fails_the_body(pool, task):
     pool.run(pool.take())
     assert names(pool) == ["errback"]
     assert isinstance(body.result, ChordError)
+
+
+# -- a part that is dead-lettered
+
+
+def body_of(app: Celery, kind: str) -> Any:
+    note = app.signature("note", immutable=True).set(queue=NEXT)
+    body = group([note, note.clone()], app=app) if kind == "group" else note
+    # Before 5.7 Celery does not publish what ``link_error`` of a group has linked.
+    return body.set(link_error=[app.signature("errback").set(queue=NEXT)])
+
+
+@pytest.mark.parametrize("body", ["task", "group"])
+def test_a_notice_ends_when_the_broker_has_the_errbacks_of_its_chord(
+    make_app, fresh_server, url, body
+):
+    """Celery takes the refusal for the body's failure. The notice is parked, and tried later."""
+    server = fresh_server()
+    control = server.client()
+    with FaultProxy(server.port) as proxy, nobodys_current_app():
+        app = make_app(url=proxy.url(), result_url=url)
+        pool = set_up(app, Bench(control))
+        chord([part(pool, 0), part(pool, 1)], body_of(app, body), app=app).apply_async()
+        for claimed in (pool.take(), pool.take()):
+            recovery, notice = pool.bench.recovery(claimed.job), Notices(app)(MAIL)
+            pool.bench.run(pool.bench.dead_set.kill_call(recovery, marked=False, notice=notice))
+        first, second = pool.take(), pool.take()
+        assert pool.run(first)[0] == 0
+
+        is_over: list[bool] = []
+
+        def is_errback(words: Words) -> bool:
+            if not is_over and any(b"errback" in word for word in words):
+                control.config_set("min-replicas-to-write", "1")
+            return False
+
+        proxy.hold_at(is_errback, carried_out=True)
+        failed, error, _ = pool.run(second)
+        assert failed
+        assert isinstance(getattr(error.exception, "exc", error.exception), Postponed)
+        assert len(pool.bench.untold()) == 1
+        assert not pool.sent()
+        is_over.append(True)
+        control.config_set("min-replicas-to-write", "0")
+        assert pool.run(second)[0] == 0
+        assert names(pool) == ["errback"] * len(pool.sent()) != []
+        assert not pool.bench.untold()
