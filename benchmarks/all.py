@@ -10,7 +10,8 @@ begins none.
 
 To continue an interrupted run, give the same command again. A part is skipped if its result is
 complete and from the same commit, options, versions and machine. If the code has changes that are
-not committed, no part is skipped. A part that fails does not stop the others; the end of its output
+not committed, no part is skipped. So run it in a checkout that stays at one commit, and commit the
+results when all parts have run. A part that fails does not stop the others; the end of its output
 is printed last.
 
 Distorted by: any other process on the machine (all figures but counts and memory). So each part
