@@ -108,9 +108,9 @@ PARTS = (
     ),
     Part("operate", "operate", "--rounds 2", ALONE, 5),
     Part("cluster", "cluster", "", ALONE, 4),
-    Part("notices", "notices", "", ALONE, 6),
+    Part("notices", "notices", "", ALONE, 4),
     Part("mass", "mass", '--rounds 2 --only "1,000 silent"', ALONE, 10),
-    Part("places", "places", "", ALONE, 2),
+    Part("places", "places", "", ALONE, 1),
     Part("suspects", "suspects", "", ALONE, 18),
     Part("peers", "peers", "", WITH_PEERS, 60),
 )

@@ -10,7 +10,7 @@ moment the backend answers again until all callers are notified.
 
 The aim: other jobs continue at once, and the result backend costs one slot.
 
-Distorted by: other processes on the machine (delays). Takes: six minutes.
+Distorted by: other processes on the machine (delays). Takes: four minutes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ makes a pass. From the kill on, measured are:
 - lists read: seconds until each queue is in the share of a simulated survivor, by its last answer.
 - new places: seconds until each simulated survivor has a heartbeat's answer without the dead.
 
-Distorted by: other processes on the machine (all values). Takes: two minutes.
+Distorted by: other processes on the machine (all values). Takes: a minute.
 """
 
 from __future__ import annotations
