@@ -104,7 +104,7 @@ PARTS = (
         "--kills 8 --backlog 0 --only same-host --only successor --only other-host"
         " --only moved-successor --only first-waiting --only first-sent --only added-queue",
         ALONE,
-        8,
+        6,
     ),
     Part("operate", "operate", "--rounds 2", ALONE, 5),
     Part("cluster", "cluster", "", ALONE, 4),
