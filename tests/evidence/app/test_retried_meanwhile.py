@@ -24,7 +24,7 @@ def killed(app: Celery, bench: Bench, raw: bytes) -> tuple[DeadJob, str]:
     [claimed] = bench.claimed(bench.owner(lists=["celery"]), raw, queue="celery")
     notice = Notices(app)("celery")
     call = bench.dead_set.kill_call(bench.recovery(claimed.job), marked=False, notice=notice)
-    _, dead_id = bench.run(call)
+    _, dead_id, _ = bench.run(call)
     bench.client.rpop("celery")  # the notice, which a test runs here
     return bench.dead_set.get(dead_id.decode()), str(parse(notice).task_id)
 

@@ -81,7 +81,7 @@ def test_a_forged_notice_silences_no_other(worker, app, bench, db, ledger, witho
     call = bench.dead_set.kill_call(
         bench.recovery(claimed.job), marked=False, notice=Notices(app)("celery")
     )
-    _, dead_id = bench.run(call)
+    _, dead_id, _ = bench.run(call)
     done = {"signalled": True, "careful": True, "called": True}
     forged = [forge(app, dead_id.decode(), **progress) for progress in (done, {})]
     bench.client.lmove("celery", "celery", "RIGHT", "LEFT")

@@ -228,7 +228,7 @@ def test_a_queue_that_expires_in_a_millisecond_does(bench, way):
         assert bench.lists.publish_step("one:0", "next", ["mail"], 1, "", claim) == 1
     else:
         call = bench.dead_set.kill_call(bench.recovery(job), 1, marked=True, notice=b"@dead_id@")
-        ok, name = bench.run(call)
+        ok, name, _ = bench.run(call)
         assert ok == b"ok"
         if way == "retry":
             bench.push("slow", b"backlog")
