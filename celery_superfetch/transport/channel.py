@@ -55,6 +55,7 @@ from ..store.redis.connections import (
     following_params,
     name_of,
     publishing,
+    repeatable,
     with_client_defaults,
 )
 from ..store.redis.server import FULL_TEXT, as_connection_error, even_if_full
@@ -380,15 +381,19 @@ class Channel(FrugalChannel):
         ms, name = self.expires_of(queue), step.name(queue if self._several else "")
         # The step goes to the first of these lists; the x-expires of all is renewed.
         lists = [self.list_for(queue, message), *(self._lists_of(queue) if ms else ())]
-        publish_step(step, partial(self._steps.publish_step, name, redis.dumps(message), lists, ms))
+        push = partial(self._steps.publish_step, name, redis.dumps(message), lists, ms)
+        with repeatable():
+            publish_step(step, push)
 
     def _lookup(self, exchange: str, routing_key: str, default: Any = None) -> Any:
         """Return the queues that are bound to an exchange by a routing key, and note whether they
         are several. If a task would go to no queue, declare the bindings of this process again;
         raise OperationalError if that does not help."""
-        queues = super()._lookup(exchange, routing_key, default)
-        if not queues and (task := publishing.get()):
-            queues = self._bind_again(task, exchange, routing_key)
+        task = publishing.get()
+        with repeatable():
+            queues = super()._lookup(exchange, routing_key, default)
+            if not queues and task:
+                queues = self._bind_again(task, exchange, routing_key)
         self._several = len(queues or ()) > 1
         return queues
 

@@ -32,8 +32,8 @@ redis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -77,7 +77,7 @@ ASKED_ONCE: Params = {
 REPLY_TIMEOUT_S = 15.0
 #: Id of the task whose message this thread or greenlet is sending; None: it sends none. A command
 #: that sends a task has no timeout: after a timeout kombu would send the message again, and the
-#: task would run twice.
+#: task would run twice. Commands that may run twice are sent in ``repeatable``.
 publishing: ContextVar[str | None] = ContextVar("publishing", default=None)
 REDIRECT_TRIES = 3  # times that redis-py repeats a command which a node of a cluster did not serve
 #: Errors of Redis and Valkey to a SELECT of a database that does not exist.
@@ -86,6 +86,17 @@ NO_SUCH_DATABASE = ("SELECT is not allowed in cluster mode", "DB index is out of
 CLUSTER_PARSER = getattr(cluster, "ClusterParser", None)
 #: The package's name in CLIENT LIST: it tells its connections from those of stock kombu.
 LIBRARY_NAME = "celery-superfetch"
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Keep the timeout of the commands of this block while a task is being sent: they may run
+    twice. Without a timeout they would wait for ever for the reply of a host that is gone."""
+    token = publishing.set(None)
+    try:
+        yield
+    finally:
+        publishing.reset(token)
 
 
 class Demoted(RedisConnectionError):

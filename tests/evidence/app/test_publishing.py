@@ -13,7 +13,8 @@ from kombu.exceptions import OperationalError
 
 from celery_superfetch.app.broker import client_of
 from celery_superfetch.store.redis import connections
-from support.servers.faults import standstill
+from celery_superfetch.store.redis.scripts import source
+from support.servers.faults import command, script, standstill
 from support.servers.sentinel import NAME, Replicated, SentinelGroup
 from support.waiting import always, eventually
 from support.workers.bench import Bench
@@ -81,6 +82,42 @@ def test_what_a_task_sends_while_the_server_stands_still_is_sent_once(
     note.delay("last")
     eventually(lambda: "last" in ledger.finishes())
     assert ledger.runs() == dict.fromkeys(("connected", "first", "second", "last"), 1)
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_a_step_whose_reply_never_comes_is_sent_again_and_runs_once(
+    worker, app, ledger, proxy, db, carried_out
+):
+    """The job stayed in its slot until its worker ended."""
+    where = {"url": proxy.url(), "result_url": app.conf.broker_url}
+    worker(app="hung", pool="prefork", concurrency=1, env={"REPLY_TIMEOUT": "1"}, **where)
+    hold, note = app.tasks["shop.hold"], app.tasks["shop.note"]
+    (note.si("connected") | hold.si("first") | note.si("second")).delay()
+    eventually(lambda: "first" in ledger.starts())
+    held = proxy.hold_at(script(source("step")), carried_out=carried_out)
+    ledger.release("first")
+    eventually(held.is_set)
+    eventually(lambda: "second" in ledger.finishes(), 30)
+    eventually(db.settled)
+    assert ledger.runs() == dict.fromkeys(("connected", "first", "second"), 1)
+
+
+def test_a_call_that_asks_for_the_queues_in_vain_asks_again(app_at, proxy, bench, monkeypatch):
+    """Nothing is sent yet."""
+    monkeypatch.setattr(connections, "REPLY_TIMEOUT_S", 0.5)
+    app = app_at(proxy.url())
+    app.conf.task_queues = [Queue("pack", OPS, routing_key="pack.#")]
+    held = proxy.hold_at(command("SMEMBERS"), nth=2, carried_out=True)
+    to = {"exchange": OPS.name, "routing_key": "pack.#", "queue": "pack"}
+    with ThreadPoolExecutor() as threads:
+        for job in ("connected", "job"):
+            call = threads.submit(app.tasks["shop.note"].apply_async, (job,), **to)
+            try:
+                call.result(10)
+            finally:
+                proxy.cut()  # what waits for ever ends, too
+    assert held.is_set()
+    assert len(bench.queue("pack")) == 2
 
 
 def test_whatever_else_is_asked_has_its_limit(app_at, fresh_server, monkeypatch):
