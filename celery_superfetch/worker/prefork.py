@@ -54,7 +54,9 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import inf
 from multiprocessing.connection import wait
+from stat import S_ISFIFO
 from time import monotonic
+from traceback import walk_tb
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -82,9 +84,6 @@ REFUSED_FORK_RETRY_S = 1.0
 REFUSED_FORK_REPEAT_S = 60.0
 #: Seconds after which a worker ends whose pool has no process, since each fork was refused.
 EMPTY_POOL_MAX_S = 60.0
-#: Errors of a fork that end the worker without a strike for its jobs: Celery ends it if it has no
-#: file descriptor left, and billiard raises a MemoryError.
-ENDING_FORK_ERRORS = (errno.EMFILE, errno.ENOMEM)
 
 #: Seconds until a time limit acts that was reached during a lost connection. Celery takes 0 for no
 #: limit.
@@ -440,10 +439,10 @@ def rewatch_children(pool: Any, call_later: Callable[..., object]) -> None:
 
 
 def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
-    """Try again later to replace lost children if the system refuses a fork (a limit of processes).
-    Celery would take the error for a lost connection, find the child that was never started when it
-    flushes the pool, and end the worker by a KeyError: all running jobs would get a strike for an
-    error of the host.
+    """Try again later to replace lost children if the system refuses a fork: a limit of processes,
+    or no memory. Celery would take the error for a lost connection, find the child that was never
+    started when it flushes the pool, and end the worker by a KeyError: all running jobs would get a
+    strike for an error of the host. For lack of memory billiard would end the worker at once.
 
     If the pool has had no process for a minute, end the worker: it would keep the jobs that it has
     claimed, while other workers are idle. They are requeued without a strike.
@@ -461,7 +460,9 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
             repopulate(exitcodes)
         except OSError as exc:
             was_refused = _forget_unforked(processes)
-            if not was_refused or exc.errno in ENDING_FORK_ERRORS:
+            _close_pipe_of_unforked(exc)
+            # Without a file descriptor Celery ends the worker, and no job is blamed.
+            if not was_refused or exc.errno == errno.EMFILE:
                 raise
             try_later(exc)
         else:  # a later refusal gets a minute of its own
@@ -484,8 +485,8 @@ def retry_refused_forks(pool: Any, call_later: Callable[..., object]) -> None:
             next_log = now + REFUSED_FORK_REPEAT_S
             logger.error(
                 "This worker cannot fork a pool process: %s. Its pool has %d of %d processes and "
-                "runs %s; it tries again each second%s. Raise the limit of processes "
-                "(pids.max of the cgroup, ulimit -u), or end what uses it up.",
+                "runs %s; it tries again each second%s. Free memory, or raise the limit of "
+                "processes (pids.max of the cgroup, ulimit -u), or end what uses it up.",
                 refusal,
                 count,
                 processes._processes,
@@ -511,6 +512,21 @@ def _forget_unforked(processes: Any) -> bool:
             if owner is child:
                 processes._queues[queues] = None
     return bool(unforked)
+
+
+def _close_pipe_of_unforked(refusal: OSError) -> None:
+    """Close the pipe that billiard has opened for a child that could not be forked, and leaves
+    open. At a try each second, the worker would have no file descriptor left within minutes."""
+    [*_, (frame, _line)] = walk_tb(refusal.__traceback__)
+    names = ("parent_r", "child_w")
+    ends: list[int] = [frame.f_locals[name] for name in names if name in frame.f_locals]
+    if len(ends) < 2:
+        return  # the error is not that of a fork, or billiard has other names
+    with suppress(OSError):  # billiard has closed them
+        first, second = map(os.fstat, ends)
+        if S_ISFIFO(first.st_mode) and first.st_ino == second.st_ino:
+            for end in ends:
+                os.close(end)
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:

@@ -105,10 +105,11 @@ def not_forking(worker, shop, ledger, tmp_path):
     return start
 
 
+@pytest.mark.parametrize("happens", ["limited_forks", "forks_without_memory"])
 def test_a_refused_fork_is_tried_again_and_costs_no_job_a_strike(
-    not_forking, shop, ledger, db, client
+    not_forking, shop, ledger, db, client, happens
 ):
-    one, file = not_forking()
+    one, file = not_forking(happens=happens)
     one.wait_log("cannot fork a pool process")
     kill_connections(client)
     eventually(lambda: "Connection to broker lost" in one.log())
@@ -116,6 +117,8 @@ def test_a_refused_fork_is_tried_again_and_costs_no_job_a_strike(
     always(lambda: one.alive() and "waits" not in ledger.starts(), during=3)
     assert one.log().count("cannot fork a pool process") == 1
     assert "Its pool has 1 of 2 processes" in one.log()
+    descriptors = psutil.Process(one.pid).num_fds()
+    always(lambda: psutil.Process(one.pid).num_fds() <= descriptors + 2, during=4)
     file.unlink()
     eventually(lambda: "waits" in ledger.finishes(), 5, message="tried again each second")
     ledger.release()
@@ -146,6 +149,22 @@ def test_a_worker_without_a_pool_process_leaves_its_jobs_to_others(
     assert db.strikes() == {"waits": (0, "")}
     worker()
     eventually(lambda: "waits" in ledger.finishes())
+
+
+def test_the_control_such_a_worker_keeps_its_jobs(not_forking, worker, shop, ledger, db):
+    patience = "limited_forks,short_patience_with_forks"
+    one, _ = not_forking("ends_of_empty_pools", happens=patience)
+    ledger.release()
+    eventually(lambda: "held" in ledger.finishes())
+    eventually(db.settled)
+    [last] = one.children()
+    last.kill()
+    one.wait_log("Its pool has 0 of 2 processes and runs no job")
+    shop.note.delay("waits")
+    eventually(lambda: db.held(), message="it claims the job")
+    worker(name="idle")
+    always(lambda: one.alive() and db.held() and "waits" not in ledger.starts(), during=8)
+    one.die()
 
 
 def test_the_control_else_a_refused_fork_ends_the_worker(not_forking):

@@ -7,6 +7,7 @@ goes whose path is in the environment.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +103,30 @@ def limited_forks() -> None:
     worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(limit), weak=False)
 
 
+def forks_without_memory() -> None:
+    """The worker has too little memory for a fork while there is a file NO_FORKS: its writable
+    memory, of which nothing is used, is larger than the machine's."""
+    file = Path(os.environ["NO_FORKS"])
+    part = os.sysconf("SC_PHYS_PAGES") // 4 * mmap.PAGESIZE
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    held: list[mmap.mmap] = []
+
+    def limit() -> None:
+        if file.exists() and not held:
+            # The kernel refuses one that is too large; it joins these, and refuses to copy that.
+            held.extend(mmap.mmap(-1, part, flags=kind) for _ in range(16))
+            print("forks are limited", flush=True)
+        elif held and not file.exists():
+            while held:
+                held.pop().close()
+
+    worker_ready.connect(lambda sender, **_: sender.hub.on_tick.add(limit), weak=False)
+
+
 def short_patience_with_forks() -> None:
-    """A pool without a process ends its worker after 3 s."""
-    prefork.EMPTY_POOL_MAX_S = 3.0
+    """A pool without a process ends its worker after 3 s, if it ends it at all."""
+    if prefork.EMPTY_POOL_MAX_S != inf:
+        prefork.EMPTY_POOL_MAX_S = 3.0
 
 
 def slow_acks() -> None:

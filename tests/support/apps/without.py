@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from kombu.transport import redis
@@ -392,6 +393,11 @@ def parked_revocations() -> None:
 def refused_forks() -> None:
     """What the system says to a fork goes on to Celery, with the child that is none."""
     prefork.retry_refused_forks = lambda pool, call_later: None
+
+
+def ends_of_empty_pools() -> None:
+    """A worker whose pool has no process lives on."""
+    prefork.EMPTY_POOL_MAX_S = inf
 
 
 def second_looks() -> None:
