@@ -4,9 +4,9 @@ connects again meanwhile: its address may lead to another server.
 
 ``installation`` calls ``patch_backends`` and ``patch_backends_of_tasks`` in each process of the
 app, and a worker that starts (``worker/bootsteps.py``) calls the latter again. ``announcement``
-calls ``own_backend``. The patched methods run where a job runs. If the process dies in one, the
-result is stored or it is not; the job is recovered (put back on its queue), and its next run stores
-a result again.
+calls ``own_backend``. A worker's loop uses ``without_retries``. The patched methods run where a job
+runs. If the process dies in one, the result is stored or it is not; the job is recovered (put back
+on its queue), and its next run stores a result again.
 
 A success is recognized in Celery's JSON alone: results of other serializers are stored as in stock
 Celery. So is every result where the server forbids scripts to the result backend.
@@ -23,6 +23,8 @@ celery
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery, Task
@@ -96,6 +98,18 @@ def reconnect_if_refused(backend: Any) -> None:
 
     vars(backend)["_get_pool"] = _get_pool
     vars(backend).pop("client", None)  # if it was used before, its pool makes other connections
+
+
+@contextmanager
+def without_retries(backend: Any) -> Iterator[None]:
+    """Make a result backend fail at once in this block, also with ``result_backend_always_retry``:
+    the worker's loop, which calls it, would wait for it without end, and seem to hang."""
+    always_retry = getattr(backend, "always_retry", False)
+    backend.always_retry = False
+    try:
+        yield
+    finally:
+        backend.always_retry = always_retry
 
 
 def keep_success(backend: Any) -> None:

@@ -71,6 +71,7 @@ from ..app.chords import is_on_redis
 from ..app.guard import limits_of
 from ..app.notice import Postponed
 from ..app.result_age import is_of_job
+from ..app.result_backends import without_retries
 from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import DELIVERY
 from ..model.log_text import one_line_each
@@ -344,7 +345,8 @@ class LeasedRequest(Request):
         and would do the same to the next worker.
         """
         try:
-            super()._announce_revoked(reason, terminated, signum, expired)
+            with without_retries(self.task.backend):
+                super()._announce_revoked(reason, terminated, signum, expired)
         except Exception as exc:
             if terminated:  # ``on_failure`` settles it as its run ends
                 raise

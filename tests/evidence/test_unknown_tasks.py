@@ -18,8 +18,8 @@ NEW = "shop.build"
 IMPATIENT = {
     "result_backend_transport_options": {"retry_policy": {"max_retries": 1, "interval_start": 0}}
 }
-#: Any error of the backend becomes Celery's own one, which is not one of a server.
-OTHER_ERROR = {"result_backend_always_retry": True, "result_backend_max_retries": 1}
+#: Celery would ask the backend without end, in the worker's loop.
+ALWAYS_RETRY = {"result_backend_always_retry": True}
 
 
 def returned(app: Celery, client: Any, times: int, count: int = 1) -> bytes:
@@ -81,7 +81,7 @@ def test_what_nobody_knows_is_in_the_dead_set_and_comes_back_with_who_knows_it(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-@pytest.mark.parametrize("conf", [{}, OTHER_ERROR], ids=["", "not an error of a server"])
+@pytest.mark.parametrize("conf", [{}, ALWAYS_RETRY], ids=["", "always retry"])
 def test_a_caller_is_informed_when_the_result_backend_is_back(
     worker, app, make_app, ledger, db, fresh_server, pool, conf
 ):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,7 @@ def forks_without_memory() -> None:
 
 def short_patience_with_forks() -> None:
     """A pool without a process ends its worker after 3 s, if it ends it at all."""
-    if prefork.EMPTY_POOL_MAX_S != inf:
-        prefork.EMPTY_POOL_MAX_S = 3.0
+    prefork.EMPTY_POOL_MAX_S = 3.0 if isfinite(prefork.EMPTY_POOL_MAX_S) else inf
 
 
 def slow_acks() -> None:
