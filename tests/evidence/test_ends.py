@@ -4,6 +4,7 @@ end, and how long they take, is counted on each pool, and costs no job a command
 from __future__ import annotations
 
 import pytest
+from kombu.common import Broadcast
 
 from celery_superfetch.store.runs import Runs, RunSums
 from support.waiting import always, eventually
@@ -98,6 +99,29 @@ def test_an_expired_job_waits_for_the_result_backend_and_holds_up_no_other(
     assert one.alive()
     assert not [*db.strikes(), *db.dead(), *db.on_probation()]
     assert ledger.runs() == dict.fromkeys(others, 1)
+
+
+def test_an_expired_job_of_a_broadcast_is_discarded_and_holds_up_no_other(
+    worker, app, fresh_server, ledger, db
+):
+    """It has no claim, so it cannot be scheduled."""
+    results = fresh_server()
+    results.stop()
+    one = worker(concurrency=1, result_url=results.url(), conf=IMPATIENT)
+    news = Broadcast("news", routing_key="news.mine")
+    app.control.add_consumer("news.mine", exchange="news", exchange_type="fanout")
+
+    def is_discarded() -> bool:
+        app.send_task("shop.note", ("late",), expires=-1, queue=news, declare=[news.exchange])
+        return "is discarded (expired), but the result backend could not store that" in one.log()
+
+    eventually(is_discarded, every=1, message="once the worker has subscribed")
+    app.send_task("shop.note", ("other",), ignore_result=True)
+    eventually(lambda: "other" in ledger.finishes())
+    assert "Connection to broker lost" not in one.log()
+    eventually(lambda: db.settled() and not db.parked())
+    assert ledger.runs() == {"other": 1}
+    one.stop()
 
 
 def test_the_control_takes_it_for_a_lost_connection_to_the_broker(
