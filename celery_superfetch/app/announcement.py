@@ -180,12 +180,13 @@ class Announcement:
     def _check_awaited(self, job: DeadJob) -> None:
         """Raise NoLongerAwaited if the job has left the dead set, or has died again. A receiver or
         the result backend may have taken long. If an operator retries the job meanwhile, it may
-        succeed, and its caller must not get a failure, nor its chord and errbacks."""
+        succeed, and its caller must not get a failure, nor its chord and errbacks. Raises
+        BeingRetried while a retry is under way: the notice is postponed."""
         if not self.dead.awaits(job, self.notice_id):
             raise NoLongerAwaited
 
     def _inform_caller(self, job: DeadJob) -> None:
-        """Store the failure and publish what follows it. Raises NoLongerAwaited."""
+        """Store the failure and publish what follows it. Raises NoLongerAwaited or BeingRetried."""
         self.stores = self._stores()
         # A careful run does not take the lock of the result backend (``backend_lock``): the run
         # that was killed may have left it locked.

@@ -34,6 +34,7 @@ from ..model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from ..model.foreign import loggable
 from ..model.log_text import one_line_each
 from ..store.database import Database
+from ..store.dead_set import BeingRetried
 from .backend_lock import LOCK_WAIT_S, NotNow, held_off, pause
 from .patient_calls import NotSent
 from .queues import list_names_of
@@ -104,6 +105,9 @@ def add_announce_task(app: Celery) -> None:
             raise Postponed(
                 "another failure notification waits for the result backend", pause()
             ) from None
+        except BeingRetried:
+            announcement.store_progress()
+            raise Postponed("the dead job is being retried", pause()) from None
         # A result backend raises errors of its own library. After NotSent the notice would be
         # requeued at once, without its progress: its next run would call the receivers again.
         except (Exception, NotSent):

@@ -57,6 +57,11 @@ CANDIDATES_SHOWN = 10  # candidates that an error names
 RETRY_LOCK_MS = 60_000
 
 
+class BeingRetried(Exception):
+    """Refusal: a retry has the lock of the job. Either it puts the job on its queue in a moment, or
+    its process has died, and the lock expires."""
+
+
 class CapUsage(NamedTuple):
     """The use of one cap of the dead set."""
 
@@ -202,7 +207,7 @@ class DeadSetStore(Structure):
         """Return whether the caller of a job still has to be informed, and the notice with this
         Celery id is the one to do so. Any producer can send a forged notice: it has another id, and
         is refused. If the job's record has no id of a notice, any notice is accepted, until the job
-        is announced."""
+        is announced. Raises BeingRetried."""
         return (not job.notice or job.notice == notice) and self._check_notice(
             job, is_informed=False
         )
@@ -214,9 +219,17 @@ class DeadSetStore(Structure):
 
     def _check_notice(self, job: DeadJob, *, is_informed: bool) -> bool:
         """Return whether the caller of a job still awaits the notice of the record that was read;
-        with ``is_informed`` record, in the same script, that it awaits none any more."""
-        names = [self.keys.unannounced, self.keys.dead_jobs]
-        return bool(self.scripts.run("informed", names, [job.id, job.notice, int(is_informed)]))
+        with ``is_informed`` record, in the same script, that it awaits none any more. Without it,
+        raise BeingRetried if a retry has the job's lock."""
+        names = [self.keys.unannounced, self.keys.dead_jobs, self._retry_lock(job)]
+        args = [job.id, job.notice, int(is_informed)]
+        answer = self.scripts.run("informed", names, args)
+        if answer < 0:
+            raise BeingRetried
+        return bool(answer)
+
+    def _retry_lock(self, job: DeadJob) -> str:
+        return self.keys.lock(f"retry:{job.id}")
 
     def store_progress(self, job: DeadJob, progress: Progress) -> bool:
         """Store in a job's record how far its announcement has come (``Progress``). Return False if
@@ -248,16 +261,16 @@ class DeadSetStore(Structure):
     def reserve(self, jobs: Sequence[DeadJob]) -> list[bool]:
         """Lock jobs for a retry, for a minute at most; return for each whether this call has the
         lock. A retry deletes the job's old result. Without the lock a slow second retry of the same
-        job could delete the result of the run that the first retry has caused. If the process dies,
-        the locks expire."""
-        locks = [self.keys.lock(f"retry:{job.id}") for job in jobs]
-        calls = [Call("lock", [lock], [RETRY_LOCK_MS]) for lock in locks]
+        job could delete the result of the run that the first retry has caused. And a notice could
+        store a failure, which a caller gets although the job runs again: ``awaits`` refuses. If the
+        process dies, the locks expire."""
+        calls = [Call("lock", [self._retry_lock(job)], [RETRY_LOCK_MS]) for job in jobs]
         return [*map(bool, self.scripts.run_all(calls))]
 
     def release(self, jobs: Sequence[DeadJob]) -> None:
         """Release the locks of ``reserve``; ``put_back`` releases them itself."""
         if jobs:
-            self.client.delete(*(self.keys.lock(f"retry:{job.id}") for job in jobs))
+            self.client.delete(*map(self._retry_lock, jobs))
 
     def put_back(self, jobs: Iterable[tuple[DeadJob, str, int]]) -> list[Any]:
         """Move jobs from the dead set to the end of a queue list each (its x-expires in ms; 0:
@@ -269,7 +282,7 @@ class DeadSetStore(Structure):
         """Return the call that moves one job back to a queue list."""
         keys, window = self.keys, int(self.config.strike_window)
         names = [*self._names, keys.queue(queue_list), keys.history(digest(job.payload))]
-        names += [keys.lock(f"retry:{job.id}"), keys.has_history]
+        names += [self._retry_lock(job), keys.has_history]
         args = [job.id, job.payload, expires, job.steps, window]
         return Call("retry", names, args)
 

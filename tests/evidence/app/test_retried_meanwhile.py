@@ -3,6 +3,7 @@ be one."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,12 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 
 from celery_superfetch.app.dead_set import DeadSet
-from celery_superfetch.app.notice import Notices
+from celery_superfetch.app.notice import Notices, Postponed
 from celery_superfetch.model.config import ANNOUNCE_TASK, DEAD_ID_HEADER
 from celery_superfetch.model.dead_job import DeadJob
 from celery_superfetch.model.job import parse
 from celery_superfetch.signals import job_killed
+from support.servers.proxy import FaultProxy
 from support.workers.bench import Bench
 
 
@@ -107,6 +109,27 @@ def test_one_that_is_retried_while_its_result_is_stored_fails_no_chord(app, benc
     task = app.tasks["shop.note"]
     task.backend = Slow(app=app, url=app.conf.result_backend)
     announce(app, job, notice_id)
+    assert bench.queue("celery") == [raw], "and no errback is there"
+
+
+def test_while_a_job_is_being_retried_its_notice_waits(app, make_app, bench, url):
+    """The retry has deleted the job's result, and is about to put it on its queue."""
+    result, raw = sent(app, bench)
+    job, notice_id = killed(app, bench, raw)
+    place = bench.client.connection_pool.connection_kwargs
+    with FaultProxy(place["port"]) as proxy:
+        operator = make_app(result_url=proxy.url(place["db"]))
+        app.backend.store_result(result.id, ValueError("of an earlier run"), "FAILURE")
+        deletes = proxy.hold_at(lambda words: words[0] == b"DEL", carried_out=True)
+        retry = threading.Thread(target=DeadSet(operator).retry, args=(job,))
+        retry.start()
+        assert deletes.wait(30)
+        with pytest.raises(Postponed, match="being retried"):
+            announce(app, job, notice_id)
+        proxy.cut()
+        retry.join()
+    announce(app, job, notice_id)
+    assert result.state == "PENDING", "it may succeed"
     assert bench.queue("celery") == [raw], "and no errback is there"
 
 
