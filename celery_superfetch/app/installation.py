@@ -3,8 +3,9 @@
 
 The user's module calls ``install`` in each process of the app: worker, beat, producer, command.
 ``install`` itself, Celery's signals after the app's settings were read, and ``worker/bootsteps.py``
-when a worker is made call ``configure``. All of it is in memory, so a death loses nothing: the next
-process installs again.
+when a worker is made call ``configure``. A pool process that is spawned instead of forked (Celery's
+``worker_pool_start_method``) gets a pickled copy of the app; ``install_in_copy`` installs there.
+All of it is in memory, so a death loses nothing: the next process installs again.
 
 Foreign names:
 
@@ -103,6 +104,24 @@ def install(app: App, **options: Unpack[Options]) -> App:
     return app
 
 
+def install_in_copy(app: Celery) -> None:
+    """Install into a copy of an app that is just being unpickled. Its settings have the options.
+
+    Celery calls this in the copy's constructor: it is one of the app's fixups, which are pickled as
+    names. Without it a spawned pool process would run its tasks as stock Celery does, so a chord
+    whose last part is killed would wait for ever.
+    """
+    # The app's signals are made after the fixups, and before the call of ``on_init``.
+    on_init = app.on_init
+
+    def init() -> None:
+        del app.on_init
+        on_init()
+        install(app)
+
+    app.on_init = init
+
+
 def _check_tasks(app: Celery) -> None:
     """Raise ConfigError if a task was used, or registered by hand, before ``install``: it has
     copied ``acks_late=False`` from Celery's defaults, and so acks a job before it runs. If the user
@@ -134,6 +153,7 @@ def _add(app: Celery) -> None:
     if "amqp" in app.__dict__:  # it was made already, with the function that publishes unwrapped
         app.amqp.__class__ = symbol_by_name(app.amqp_cls)
         vars(app.amqp).pop("send_task_message", None)
+    app.fixups = {*app.fixups, f"{__name__}:{install_in_copy.__name__}"}
     # Celery loads these by name, so that only workers load what they need.
     app.steps["worker"].add("celery_superfetch.worker.bootsteps:Maintenance")
     app.steps["consumer"].add("celery_superfetch.worker.bootsteps:Guarded")

@@ -21,6 +21,7 @@ from celery_superfetch.app import (
     broker,
     drill,
     forked_children,
+    installation,
     patient_calls,
     result_backends,
     sender,
@@ -656,6 +657,18 @@ def turns_of_their_own() -> None:
     maintenance_of.ReleaseThread.run = lambda self: None
     maintenance_of.OwnerMaintenance.tick = release_first
     maintenance_of.OwnerMaintenance._begin = lambda self, steps: self.add_suspects(finish(steps))
+
+
+def copies() -> None:
+    """A spawned pool process has an app in which nobody installed."""
+    add = installation._add
+
+    def without_fixup(app: Any) -> None:
+        before = app.fixups
+        add(app)
+        app.fixups = before
+
+    installation._add = without_fixup
 
 
 def pauses() -> None:
