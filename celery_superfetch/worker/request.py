@@ -324,6 +324,21 @@ class LeasedRequest(Request):
                 self._requeue()
             raise WorkerTerminate(EX_FAILURE) from None
 
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        """Store and announce that the run is ended. Celery does not catch an error of the result
+        backend. Celery's handler of a cold shutdown would end by it, and the worker would wait for
+        its jobs; at a lost connection, the worker would end."""
+        try:
+            super()._announce_cancelled(*args, **kwargs)
+        except Exception as exc:
+            logger.warning(
+                "The run of job %s is ended, since its worker stops or lost its connection, but "
+                "that could not be announced: %s. Its caller and monitors may miss that. Check "
+                "the result backend.",
+                self.title,
+                describe(exc),
+            )
+
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run of a job that is revoked; if it has not begun, Celery calls this again then.
         Also for a job that is revoked by a header, whose id ``state.revoked`` lacks."""
@@ -499,7 +514,7 @@ class LeasedRequest(Request):
                 self.reject(requeue=True)
 
     def acknowledge(self) -> None:
-        self._settles = True
+        self._settles = self.task.acks_late  # with early ack the run begins
         delivery: Any = self.delivery
         poller = None if delivery is None else delivery.channel.fetch.poller
         if self._greenlet_killed and not self.acknowledged:

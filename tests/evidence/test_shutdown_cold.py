@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 
+import celery
 import pytest
 
 from support.rows import row
@@ -58,6 +59,32 @@ def test_an_idle_worker_ends_at_once_and_without_an_error(worker):
     for process in (quick, remapped):
         process.wait_exit()
         assert "Traceback" not in process.log(), process.tail()
+
+
+WITHOUT_IT = pytest.param(
+    "prefork",
+    "unannounced_ends",
+    marks=pytest.mark.skipif(celery.VERSION >= (5, 7), reason="its handler catches the error"),
+)
+
+
+@pytest.mark.parametrize(("pool", "without"), [("prefork", ""), WITHOUT_IT, ("gevent", "")])
+def test_quit_ends_a_job_with_early_ack_while_the_result_backend_is_away(
+    worker, app, ledger, db, pool, without
+):
+    """Celery's handler ended by the error, and the worker waited for the job: the control."""
+    env = {"HAPPENS": "deaf_results", "WITHOUT": without}
+    one = worker(app="features", pool=pool, concurrency=1, env=env)
+    app.send_task("features.early_hold", ("job",))
+    eventually(lambda: ledger.starts() and not db.held())
+    one.quit()
+    if without:
+        always(one.alive, during=5)
+        one.die()
+        return
+    assert one.wait_exit() == 0, one.tail()
+    assert "The run of job features.early_hold" in one.log()
+    assert not ledger.finishes()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

@@ -451,6 +451,11 @@ def cancelled() -> None:
     )
 
 
+def unannounced_ends() -> None:
+    """An error of the result backend ends Celery's handler of a cold shutdown."""
+    del LeasedRequest._announce_cancelled
+
+
 def settling() -> None:
     """What Celery cancels is ended also where its run is over, and only its ack is not sent."""
     LeasedRequest._settles = property(lambda _: False, lambda *_: None)
