@@ -25,7 +25,7 @@ billiard
 billiard ._pool.
     know its children and their jobs: _cache.values() _pool.__iter__()
     fork when that harms no one: _processes.__index__() _repopulate_pool(exitcodes) maintain_pool()
-    keep the time limits of a job: on_soft_timeout(job)
+    keep the time limits of a job: on_soft_timeout(job) _timeout_handler.on_soft_timeout(job)
     read what a dead child has sent: on_job_process_down(job,pid)
 celery concurrency.
     know that a child has died: asynpool:AsynPool.dead
@@ -223,20 +223,21 @@ def loses_timers() -> bool:
 
 def keep_time_limits(pool: Any) -> None:
     """Set the time limits of running jobs again after a lost connection, each with the seconds that
-    are left of it. Celery drops their timers before it flushes ``pool``: a job that hangs would
-    keep its slot until the worker stops.
+    are left of it. Before 5.7 Celery drops their timers before it flushes ``pool``: a job that
+    hangs would keep its slot until the worker stops.
 
-    Report: none. Celery 5.7 has the fix.
+    Also let no job have its soft time limit twice: the second one would interrupt its cleanup.
+
+    Report: none yet.
     """
-    if not loses_timers():
-        return
     processes, flush = pool._pool, pool.flush
     on_soft_limit = processes.on_soft_timeout
     soft_limit_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # job -> monotonic s
 
     def note_soft_limit(job: Any) -> None:
         # After a second flush a job may have two sets of timers: Celery 5.6 drops timers only when
-        # the loop has run. A second soft limit would interrupt the job's cleanup.
+        # the loop has run. And while a warm shutdown waits for the jobs, the limits are billiard's,
+        # which does not know which of them the loop's timers have reached.
         if job not in soft_limit_at:
             soft_limit_at[job] = monotonic()
             on_soft_limit(job)
@@ -260,8 +261,9 @@ def keep_time_limits(pool: Any) -> None:
                 soft_left_s = None
             processes.on_timeout_set(job, soft_left_s, hard_left_s)
 
-    processes.on_soft_timeout = note_soft_limit
-    pool.flush = flush_and_set_limits
+    processes.on_soft_timeout = processes._timeout_handler.on_soft_timeout = note_soft_limit
+    if loses_timers():
+        pool.flush = flush_and_set_limits
 
 
 def keep_partial_results(pool: Any) -> None:

@@ -77,6 +77,17 @@ def test_two_losses_before_the_loop_runs_again_make_no_second_soft_limit(
     assert one.log().count("Soft time limit") == 1
 
 
+def test_a_warm_shutdown_after_its_soft_limit_makes_no_second_one(worker, app, ledger):
+    """While the worker waits for the job, billiard checks its limits from the beginning."""
+    one = worker(app="features", concurrency=1)
+    limits = {"soft_time_limit": 1.0, "time_limit": 1 + LIMIT}
+    app.send_task("features.cleans_up", ("held",), **limits)
+    eventually(lambda: "cleanup" in ledger.starts())
+    one.stop()
+    assert one.log().count("Soft time limit") == 1
+    assert "Hard time limit" in one.log()
+
+
 def lose_twice(one: Worker, client: redis.Redis) -> None:
     """Lose the connection, and once more while mingle waits for answers."""
     kill_connections(client)

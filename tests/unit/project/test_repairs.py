@@ -11,7 +11,6 @@ REPORTS = re.findall("^## (.+)$", (HERE / "docs/contribute/reports.md").read_tex
 #: What those say that have none.
 NONE = {
     "none. Only this package needs it",
-    "none. Celery 5.7 has the fix",
     "none yet",
 }
 
