@@ -16,6 +16,7 @@ Foreign names:
 celery concurrency.
     know which pool it is: base:BasePool.is_green base:BasePool.options solo:TaskPool
         thread:TaskPool prefork:TaskPool.on_start~threads
+    know how many greenlets can run: gevent:TaskPool._pool
     know that a thread has ended its job: thread:ApplyResult.f
     know whether a thread for a job comes up: thread:TaskPool.executor
 """
@@ -185,6 +186,12 @@ def _accept(try_take: Callable[[], bool], accept: Callable[..., Any], *args: Any
 
 class GreenletAdapter(PoolAdapter):
     """A pool of greenlets."""
+
+    @property
+    def slots(self) -> int:
+        """Number of jobs that can run at once. (Before Celery 5.7 the pool's ``limit`` stays as it
+        was when the pool grows or shrinks.)"""
+        return int(self.pool._pool.size)
 
     def watch(self, result: Any, ended: Callable[..., object]) -> None:
         result.rawlink(ended)  # not ``link``, which would start one more greenlet

@@ -42,6 +42,19 @@ def test_stock_sleeps_over_a_full_prefetch(full, ledger):
     always(lambda: len(ledger.finishes()) < len(NAMES), during=4)
 
 
+def test_a_pool_of_greenlets_that_shrinks_starts_fewer_jobs(worker, app, shop, ledger, db):
+    """Before Celery 5.7 jobs that waited for a greenlet were recorded as running."""
+    one = worker(pool="gevent", concurrency=4)
+    app.control.pool_shrink(2, reply=True, limit=1, timeout=30)
+    for name in NAMES[:6]:
+        shop.hold.delay(name)
+    eventually(lambda: len(ledger.starts()) == 2)
+    always(lambda: len(db.running()) == len(ledger.starts()) == 2, during=2)
+    ledger.release()
+    eventually(lambda: set(ledger.finishes()) == set(NAMES[:6]))
+    one.stop()
+
+
 def test_a_pool_that_grows_and_shrinks_loses_nothing(worker, shop, ledger, db):
     one = worker(args=["--autoscale=4,1"], env={"AUTOSCALE_KEEPALIVE": "1"})
     holds = [f"hold{n}" for n in range(4)]
