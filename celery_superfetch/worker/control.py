@@ -14,7 +14,7 @@ in stock Celery.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -53,9 +53,14 @@ def _revoke(revoke: Callable[..., Any], state: Any, task_id: Any, *args: Any, **
     return done
 
 
-def _recall_once(owner: Owner, ids: Iterable[str]) -> None:
+def _recall_once(owner: Owner, ids: list[str]) -> None:
     """Recall the jobs whose locks no other worker has taken."""
-    locked_ids = [id for id in ids if owner.database.try_lock(f"revoke:{id}", RECALL_LOCK_S)]
+    try:
+        locked_ids = [id for id in ids if owner.database.try_lock(f"revoke:{id}", RECALL_LOCK_S)]
+    except (RedisError, OSError):
+        # This worker may have some of the locks, and the others skip these jobs: if it tried again,
+        # it would skip them, too. A second recall of a job does no harm.
+        locked_ids = ids
     if locked_ids:
         _recall(owner, locked_ids)
 

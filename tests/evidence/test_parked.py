@@ -158,6 +158,17 @@ def test_the_revoked_never_run_and_the_purged_are_gone(worker, make_app, shop, a
     assert not ledger.starts()
 
 
+def test_revoked_jobs_whose_locks_got_no_reply_are_discarded_too(worker, shop, app, ledger, db):
+    """The worker tried again, found its own locks, and took the recall for another worker's."""
+    worker(env={"HAPPENS": "lost_lock_replies"})
+    jobs = [shop.note.apply_async((f"job-{n}",), countdown=DAY) for n in range(3)]
+    eventually(lambda: len(db.parked()) == 3)
+    app.control.revoke([job.id for job in jobs])
+    eventually(lambda: not db.parked() and db.settled())
+    assert {job.state for job in jobs} == {"REVOKED"}
+    assert not ledger.starts()
+
+
 def test_whoever_looks_sees_them_and_when_the_next_is_due(worker, shop, cli, db):
     one = worker()
     shop.note.apply_async(("later",), countdown=DAY)

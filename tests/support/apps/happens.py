@@ -22,6 +22,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
+import redis
 from billiard.connection import Connection
 from celery.app import trace
 from celery.app.task import Task
@@ -42,6 +43,7 @@ from celery_superfetch.model import process
 from celery_superfetch.model.start_permit import clock
 from celery_superfetch.owner.process_owners import owners_of_process
 from celery_superfetch.signals import job_recovered, ownership_lost
+from celery_superfetch.store.database import Database
 from celery_superfetch.transport.fetch import probation
 from celery_superfetch.worker import (
     in_process,
@@ -386,6 +388,22 @@ def deaf_results() -> None:
         raise ConnectionError("the result backend is away")
 
     Backend.mark_as_retry = away
+
+
+def lost_lock_replies() -> None:
+    """The reply to the second lock of a recall is lost."""
+    try_lock = Database.try_lock
+    recalled: list[str] = []
+
+    def lose(database: Database, scope: str, seconds: float) -> bool:
+        is_free = try_lock(database, scope, seconds)
+        if scope.startswith("revoke:"):
+            recalled.append(scope)
+            if len(recalled) == 2:
+                raise redis.ConnectionError("the reply is lost")
+        return is_free
+
+    Database.try_lock = lose
 
 
 def sudden_ends() -> None:
