@@ -433,6 +433,16 @@ class LeasedRequest(Request):
             )
             if not self.task.acks_late:
                 self.acknowledge()  # if it stayed unacked, it would count against the prefetch
+        except BaseException:
+            if self._is_terminated and not self.acknowledged:
+                # Celery has just killed this greenlet, for a revoke that came before it began, and
+                # the kill has interrupted the call that stores the revoke. The pool catches kills
+                # of a job alone, and would call no callback: the job would stay in flight.
+                try:
+                    self._announce_revoked("terminated", True, None, False)
+                finally:
+                    self.acknowledge()
+            raise
         if self.delivery is not None:
             end_late_start(self.delivery.owner)
 

@@ -67,6 +67,17 @@ def test_a_job_whose_end_cannot_be_told_does_not_stay_in_flight(
     assert ledger.runs()["odd"] == (3 if end == "timed out" else 1)
 
 
+def test_a_greenlet_that_is_revoked_before_it_begins_is_settled(worker, shop, ledger, db):
+    """Its kill came while it stored that, before the pool catches it: the job was kept for ever."""
+    one = worker(pool="gevent", env={"HAPPENS": "revoked_at_their_spawn"}, concurrency=1)
+    job = shop.hold.delay("job")
+    eventually(lambda: job.state == "REVOKED")
+    shop.note.delay("next")
+    eventually(lambda: "next" in ledger.finishes() and not db.private_lists())
+    assert ledger.runs() == {"next": 1}
+    one.stop()
+
+
 #: Celery would ask the backend without end, in the worker's loop.
 ALWAYS_RETRY = {"result_backend_always_retry": True}
 UNSTORED = "is to be discarded (expired), but the result backend could not store that"

@@ -406,6 +406,19 @@ def lost_lock_replies() -> None:
     Database.try_lock = lose
 
 
+def revoked_at_their_spawn() -> None:
+    """A revoke comes when the greenlet of a job has been made, and has not begun."""
+    start = Gate._start
+
+    def start_and_revoke(gate: Gate, request: Any) -> None:
+        start(gate, request)
+        if request.name == "shop.hold":
+            state.revoked.add(request.id)
+            request.terminate(gate.pool)
+
+    Gate._start = start_and_revoke
+
+
 def sudden_ends() -> None:
     """A child dies just as its worker reconnects: between the pool's look at its children and ours
     at their jobs."""
