@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_superfetch.migration.stock_unacked import Moved, Unacked
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.step import Claim
@@ -104,6 +105,16 @@ def return_landed(bench: Bench) -> None:
     bench.land(owner, f"queue-{MANY - 1}", b"landed")
     assert bench.lists.return_landed(owner.owner, dict.fromkeys(many(), 60_000)) == 1
     assert bench.queue(f"queue-{MANY - 1}") == [b"landed"]
+
+
+def migrate(bench: Bench) -> None:
+    """A message of an exchange to which a user has bound so many queues."""
+    unacked = Unacked(bench.database)
+    bench.client.hset(unacked.name, "tag", b"entry")
+    [entry] = unacked.read([b"tag"])
+    assert unacked.move({entry: (b"job", dict.fromkeys(many(), 60_000))}) == {entry: Moved.YES}
+    assert bench.queue(f"queue-{MANY - 1}") == [b"job"]
+    assert not bench.client.exists(unacked.name)
 
 
 def in_flight_counts(bench: Bench) -> None:
@@ -247,6 +258,7 @@ CASES: Sequence[Callable[[Bench], None]] = [
     wait,
     requeue,
     return_landed,
+    migrate,
     in_flight_counts,
     pages,
     payloads_of,
