@@ -32,15 +32,17 @@ class LateLeave(threading.Thread):
 
     def run(self) -> None:
         fork_gate.mark_thread()
-        try:
-            has_left = False
-            while not has_left:
-                sleep(LEAVE_INTERVAL_S)
+        has_left = False
+        while not has_left:
+            sleep(LEAVE_INTERVAL_S)
+            try:
                 # A child that is forked in the middle would inherit locks that this thread holds.
                 with fork_gate.kept_off():
                     has_left = self._try_to_leave()
-        except Exception:
-            logger.exception(
-                "The jobs of a closed consumer could not be requeued: they stay in Redis until "
-                "this process ends, and are recovered then. Report the error with its traceback."
-            )
+            except Exception:  # without this thread the jobs would stay until the process ends
+                logger.exception(
+                    "The jobs of a closed consumer could not be requeued yet: they stay in Redis. "
+                    "Tried again every %g s. If this repeats, end this process, after which they "
+                    "are recovered, and report the error with its traceback.",
+                    LEAVE_INTERVAL_S,
+                )

@@ -211,19 +211,25 @@ class Owner:
             self._lists_by_user[user] = lists
             self._note_consumed()
             new = {name: ms for name, ms in lists.items() if registered.get(name) != ms}
-            if not first and not new:
-                return
             if first:
                 check_server(self.client, self.config.global_keyprefix)
                 self.stopping = self.failing = False  # of its earlier registration, if it left
-            register = self.heartbeat_session.register
-            self._by_heartbeat_thread(partial(register, new, unused=self._unused()))
+                if self._heartbeat_thread is not None and self._heartbeat_thread.stopped:
+                    # An exception interrupted ``_end`` while its thread unregistered. Each call by
+                    # that thread would fail, and this process could never register again.
+                    self._heartbeat_thread = None
+            if first or new:
+                register = self.heartbeat_session.register
+                self._by_heartbeat_thread(partial(register, new, unused=self._unused()))
             if self._lost_name:
                 _log_successor(self._lost_name, self.name)
                 self._lost_name = ""
+            # Also if all is registered: an earlier call may have registered it and then failed to
+            # start a thread. Jobs would be claimed without heartbeats, and run twice.
             if self._heartbeat_thread is None:
-                self._heartbeat_thread = HeartbeatThread(self.heartbeat_session)
-                self._heartbeat_thread.start()
+                thread = HeartbeatThread(self.heartbeat_session)
+                thread.start()
+                self._heartbeat_thread = thread
 
     def _note_consumed(self) -> None:
         self._consumed = names = frozenset(chain(*self._lists_by_user.values()))
@@ -368,21 +374,25 @@ class Owner:
                     if not self._lists_by_user and self.name and self.leases.is_empty:
                         self._end()
 
-        # Two tries: if this is the last channel, no later call would send what is pending.
-        if exc := self._try(settle, 2):
-            logger.warning(
-                "Acks and requeues were not sent when a channel closed (owner=%s): %s. The jobs "
-                "stay in Redis, in this worker's private list, until Redis answers. If another "
-                "worker recovers them first, they run again, also those that had ended. Check "
-                "Redis.",
-                self.name,
-                exc,
-            )
-        self.leases.write_log()  # the lines of what the channel requeued when it closed
-        if not self.name:  # no longer registered: the maintenance thread passes over this owner
-            self.leases.announce()
-        elif not self.executor.endless:
-            self.leave_later()
+        try:
+            # Two tries: if this is the last channel, no later call would send what is pending.
+            if exc := self._try(settle, 2):
+                logger.warning(
+                    "Acks and requeues were not sent when a channel closed (owner=%s): %s. The "
+                    "jobs stay in Redis, in this worker's private list, until Redis answers. If "
+                    "another worker recovers them first, they run again, also those that had "
+                    "ended. Check Redis.",
+                    self.name,
+                    exc,
+                )
+            self.leases.write_log()  # the lines of what the channel requeued when it closed
+            if not self.name:  # no longer registered: the maintenance thread passes over this owner
+                self.leases.announce()
+        finally:
+            # Also if an exception (a signal handler that raises) interrupts the sends: the jobs
+            # would be kept by heartbeats, and not be requeued, until the process ends.
+            if not self.executor.endless:
+                self.leave_later()
 
     def leave_later(self) -> None:
         """Start a thread that tries to leave each second, unless a channel joins before. Without it
@@ -392,7 +402,10 @@ class Owner:
             runs = self._late_leave is not None and self._late_leave.is_alive()
             if self.name and not self._lists_by_user and not runs:
                 self._late_leave = LateLeave(self._try_to_leave)
-                self._late_leave.start()
+                # While the interpreter exits, Python 3.12 and later start no thread, and the error
+                # would come out of the close. ``leave_for_good`` follows then.
+                with suppress(RuntimeError):
+                    self._late_leave.start()
 
     def _try_to_leave(self) -> bool:
         """Make the deferred calls, send what is pending, and unregister if no lease is left. Return

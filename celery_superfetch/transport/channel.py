@@ -262,7 +262,7 @@ class Channel(FrugalChannel):
         if no_ack:
             return self._pop(queue)
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
-        fetch = self.fetch
+        fetch, lease = self.fetch, None
         try:
             while (lease := fetch.claim_one(lists)) is not None:
                 if (message := self.qos.receive(lease)) is not None:
@@ -271,6 +271,10 @@ class Channel(FrugalChannel):
             return None
         except BaseException:
             fetch.may_have_strays = True
+            if lease is not None:
+                # The caller does not get its message. If it counted as delivered, it would be no
+                # stray, and stay claimed until the channel closes.
+                self.qos.drop(lease.job)
             raise
 
     def _pop(self, queue: str) -> Any:

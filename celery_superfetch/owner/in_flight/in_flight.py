@@ -94,12 +94,17 @@ class InFlight:
             call = pending.lists.claim_call(
                 owner, lists, most, fairness_width, landed, starts, brought
             )
-            claims = pending.lists.read_claims(call, lists, pending.flush(call), brought)
-            leases = []
-            for number, (job, counters) in enumerate(claims.jobs):
-                lease = Lease(job, counters, backlog, has_waiting_note=number >= claims.started)
-                self.leases.add(lease)
-                leases.append(lease)
+            reply = pending.flush(call)
+            try:
+                claims = pending.lists.read_claims(call, lists, reply, brought)
+                leases = []
+                for number, (job, counters) in enumerate(claims.jobs):
+                    lease = Lease(job, counters, backlog, has_waiting_note=number >= claims.started)
+                    self.leases.add(lease)
+                    leases.append(lease)
+            except BaseException:  # also what a signal handler raises: a job may have no lease
+                self.needs_reconcile = True
+                raise
             return Fetched(claims, leases)
 
     def reserve(self, lease: Lease) -> None:

@@ -113,15 +113,20 @@ class SuspectClaims:
             return None
         call = self.pending.lists.claim_suspect(owner, queue_list, alongside)
         reply = self.pending.flush(call)
-        # The next heartbeat names the list again, and the paused queue with it.
-        if reply[0] in (b"none", b"paused"):
-            self.remove_lists([queue_list])
-        if reply[0] != b"ok":
-            return None
-        job = Job(owner, queue_list, reply[1], call.args[-1])  # the last argument is the claim id
-        history = history_of(reply[2])
-        lease = Lease(job, history, backlog, has_waiting_note=False, is_suspect=True)
-        self.leases.add(lease)
+        try:
+            # The next heartbeat names the list again, and the paused queue with it.
+            if reply[0] in (b"none", b"paused"):
+                self.remove_lists([queue_list])
+            if reply[0] != b"ok":
+                return None
+            # the last argument is the claim id
+            job = Job(owner, queue_list, reply[1], call.args[-1])
+            history = history_of(reply[2])
+            lease = Lease(job, history, backlog, has_waiting_note=False, is_suspect=True)
+            self.leases.add(lease)
+        except BaseException:  # also what a signal handler raises: the job may have no lease
+            self.pending.needs_reconcile = True
+            raise
         return lease
 
     def end_solo(self) -> Job | None:

@@ -236,14 +236,15 @@ class FetchLoop:
         if lists.paused == paused:
             return
         open_before = {*lists.open_names}
-        lists.set_paused(paused)
-        if not open_before.issuperset(lists.open_names):
-            self.reads.queues_are_empty = False
-        if closed := open_before.difference(lists.open_names):
+        if closed := {name for name in open_before if lists.queue(name) in paused}:
             # The reads end first: a job that a read brought later would be requeued in front of
             # the others.
             self.reads.leave_lists(closed)
             self._requeue_waiting(closed)
+        # Last: if a call above fails, the next tick repeats it.
+        lists.set_paused(paused)
+        if not open_before.issuperset(lists.open_names):
+            self.reads.queues_are_empty = False
 
     def _carry_out(self, action: Action, lists: QueueLists) -> None:
         if action is Action.STOP:
@@ -280,7 +281,11 @@ class FetchLoop:
         ``room`` jobs from all queue lists. After a lost reply the owner needs a reconcile."""
         backlog, name, lists = self.backlog, self.owner.name, self._lists()
         landed_by_owner = backlog.take_landed()
-        own_landed = landed_by_owner.pop(name, [])
+        of_name = landed_by_owner.pop(name, [])
+        # Of a list that is not open the claim takes none. Its consumer was cancelled, and an
+        # exception has interrupted the cancel after the job had landed.
+        own_landed = [job for job in of_name if lists.is_open(job.queue_list)]
+        closed = [job for job in of_name if not lists.is_open(job.queue_list)]
         landed = [job.queue_list for job in own_landed]
         brought = {job.queue_list: job.payload for job in own_landed}
         most = room + len(landed)
@@ -291,7 +296,7 @@ class FetchLoop:
         try:
             # Jobs that have landed for an owner which the server no longer knows cannot be
             # claimed: they are requeued.
-            self._return_landed(landed_by_owner)
+            self._return_landed({**landed_by_owner, name: closed} if closed else landed_by_owner)
             claims, leases = self.owner.claim(
                 order, most, fairness_width, landed, starts, brought, backlog=backlog
             )
