@@ -329,7 +329,8 @@ class LeasedRequest(Request):
         backend. Celery's handler of a cold shutdown would end by it, and the worker would wait for
         its jobs; at a lost connection, the worker would end."""
         try:
-            super()._announce_cancelled(*args, **kwargs)
+            with without_retries(self.task.backend):
+                super()._announce_cancelled(*args, **kwargs)
         except Exception as exc:
             logger.warning(
                 "The run of job %s is ended, since its worker stops or lost its connection, but "

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 
-import celery
 import pytest
 
 from support.rows import row
@@ -61,22 +60,23 @@ def test_an_idle_worker_ends_at_once_and_without_an_error(worker):
         assert "Traceback" not in process.log(), process.tail()
 
 
-WITHOUT_IT = pytest.param(
-    "prefork",
-    "unannounced_ends",
-    marks=pytest.mark.skipif(celery.VERSION >= (5, 7), reason="its handler catches the error"),
+@pytest.mark.parametrize(
+    ("pool", "without"), [("prefork", ""), ("prefork", "unannounced_ends"), ("gevent", "")]
 )
-
-
-@pytest.mark.parametrize(("pool", "without"), [("prefork", ""), WITHOUT_IT, ("gevent", "")])
 def test_quit_ends_a_job_with_early_ack_while_the_result_backend_is_away(
-    worker, app, ledger, db, pool, without
+    worker, app, ledger, db, fresh_server, pool, without
 ):
-    """Celery's handler ended by the error, and the worker waited for the job: the control."""
-    env = {"HAPPENS": "deaf_results", "WITHOUT": without}
-    one = worker(app="features", pool=pool, concurrency=1, env=env)
+    """Celery's handler ended by the error or asked without end, and the worker waited for the job:
+    the control."""
+    results = fresh_server()
+    conf = {"result_backend_always_retry": True} | {
+        "result_backend_transport_options": {"retry_policy": {"max_retries": 1}}
+    }
+    place = {"result_url": results.url(), "conf": conf, "env": {"WITHOUT": without}}
+    one = worker(app="features", pool=pool, concurrency=1, **place)
     app.send_task("features.early_hold", ("job",))
     eventually(lambda: ledger.starts() and not db.held())
+    results.close()
     one.quit()
     if without:
         always(one.alive, during=5)
