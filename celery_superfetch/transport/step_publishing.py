@@ -23,11 +23,15 @@ logger = one_line_each(logging.getLogger(__name__))
 def is_published_as(step: Step, message: Any, channel: Any) -> bool:
     """Return whether this message is the step, and its note can be written together with it.
 
-    False for another message that a receiver of a signal sends while the step is published. False
-    also for a message to another server than that of the claim: one script cannot push to a queue
-    there and change the claim's steps note here.
+    False for another message that a receiver of a signal sends while the step is published. The
+    header ``id`` has a message's task id; a user may have set a correlation id of their own.
+    Messages of protocol 1 have no such header, and only the correlation id.
+
+    False also for a message to another server than that of the claim: one script cannot push to a
+    queue there and change the claim's steps note here.
     """
-    is_same_task = step.task_id == message["properties"].get("correlation_id")
+    correlation_id = message["properties"].get("correlation_id")
+    is_same_task = step.task_id == message["headers"].get("id", correlation_id)
     return is_same_task and step.run.claim.database == channel.database_name
 
 

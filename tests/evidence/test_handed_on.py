@@ -69,6 +69,9 @@ def tail(app: Celery) -> Any:
 KINDS = {
     "chain": Kind(lambda app: chain(first(app), link(app)).apply_async()),
     "callbacks": Kind(lambda app: first(app).apply_async(link=links(app)), 2),
+    "callback with its own correlation id": Kind(
+        lambda app: first(app).apply_async(link=link(app).set(correlation_id="trace-1"))
+    ),
     "group": Kind(lambda app: chain(first(app), group(links(app))).apply_async(), 2),
     "group of twins": Kind(lambda app: chain(first(app), group(twins(app))).apply_async(), 2),
     "chord": Kind(lambda app: chain(first(app), chord(parts(app), tail(app))).apply_async(), 2),

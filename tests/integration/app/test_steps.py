@@ -89,6 +89,10 @@ def twins(app: Celery) -> list[Any]:
 KINDS: dict[str, tuple[Callable[[Celery], Any], int]] = {
     "chain": (lambda app: chain(job(app), *links(app)).apply_async(), 1),
     "callbacks": (lambda app: job(app).apply_async(link=links(app)), 2),
+    "callback with its own correlation id": (
+        lambda app: job(app).apply_async(link=job(app, queue=NEXT, correlation_id="trace-1")),
+        1,
+    ),
     "group": (lambda app: chain(job(app), group(links(app))).apply_async(), 2),
     "group of twins": (lambda app: chain(job(app), group(twins(app))).apply_async(), 2),
     "chord": (lambda app: chain(job(app), chord(links(app), job(app))).apply_async(), 2),
