@@ -38,6 +38,7 @@ from ..store.dead_set import BeingRetried
 from .backend_lock import LOCK_WAIT_S, NotNow, held_off, pause
 from .patient_calls import NotSent
 from .queues import list_names_of
+from .serializers import accepted_serializer
 
 logger = one_line_each(get_logger(__name__))
 
@@ -149,8 +150,8 @@ class Notices:
         except Exception as exc:
             logger.error(
                 "No failure notification could be made for a job moved to the dead set "
-                "(queue=%s): its caller is not informed. Check that task_serializer works in "
-                "this process; the traceback follows.",
+                "(queue=%s): its caller is not informed. Check that task_serializer and "
+                "accept_content work in this process; the traceback follows.",
                 queue_list,
                 exc_info=loggable(exc),
             )
@@ -161,7 +162,7 @@ class Notices:
         id = uuid()
         queue, step = list_names_of(self.app).split(queue_list)
         message = self.app.amqp.as_task_v2(id, ANNOUNCE_TASK, ignore_result=True)
-        how = dumps(message.body, serializer=self.app.conf.task_serializer)
+        how = dumps(message.body, serializer=accepted_serializer(self.app))
         content_type, encoding, body = how
         raw = body if isinstance(body, bytes) else body.encode()
         properties = {

@@ -27,6 +27,7 @@ from ..model.config import REAP_TASK
 from ..model.log_text import one_line_each
 from .broker import client_of, database_of
 from .quiet_trace import QuietTask
+from .serializers import accepted_serializer
 
 logger = one_line_each(get_logger(__name__))
 
@@ -93,9 +94,9 @@ class ReapTask(QuietTask):
             return None
         headers = {**(options.pop("headers", None) or {}), APP_HEADER: app_name}
         try:
-            return super().apply_async(
-                *args, **{"expires": REAP_EXPIRES_S, **options, "headers": headers}
-            )
+            serializer = accepted_serializer(self.app)
+            defaults = {"expires": REAP_EXPIRES_S, "serializer": serializer}
+            return super().apply_async(*args, **{**defaults, **options, "headers": headers})
         except QueueNotFound as exc:
             logger.warning(
                 "Beat does not send %s: %s. Workers still recover the jobs of dead workers. To "

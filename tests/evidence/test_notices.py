@@ -34,6 +34,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "result_accept_content": ["json"],
         "task_always_eager": True,
     },
+    "pickle for each task alone": {
+        "accept_content": ["pickle"],
+        "result_accept_content": ["json"],
+    },
     "protocol 1, no prefetch, early ack, priorities": {
         "task_protocol": 1,
         "worker_disable_prefetch": True,
@@ -54,10 +58,13 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
     conf, names = SETTINGS[how], ("celery", LATER)
     if pool == "gevent" and "worker_disable_prefetch" in conf and (5, 6) <= celery.VERSION < (5, 7):
         pytest.skip("there Celery compares with the number of running greenlets, and never starts")
+    serializer = conf.get("accept_content", ["json"])[0]
     sent = {name: conf[name] for name in conf if name not in ("task_routes", "task_always_eager")}
     app = make_app(superfetch=False, conf=sent)
-    old = app.signature("told.old").set(queue="celery")
-    result = app.signature("told.pill", ("one",)).apply_async(queue="celery", link_error=dict(old))
+    old = app.signature("told.old").set(queue="celery", serializer=serializer)
+    result = app.signature("told.pill", ("one",)).apply_async(
+        queue="celery", link_error=dict(old), serializer=serializer
+    )
     bench.orphan(*names)
     proxy.stall()
     one = worker(

@@ -43,6 +43,21 @@ def test_one_message_waits_at_most(due, bench, make_app):
     assert len(bench.queue("celery")) == 2, "the first has run as far as it knows"
 
 
+@pytest.mark.parametrize(
+    ("accepted", "sent"),
+    [
+        (["pickle"], "x-python-serialize"),
+        (["application/x-yaml", "pickle"], "x-yaml"),
+        (["pickle", "json"], "json"),
+    ],
+)
+def test_a_message_is_one_that_the_workers_accept(make_app, bench, accepted, sent):
+    bench.owner()
+    make_app(conf={"accept_content": accepted}).tasks[REAP_TASK].apply_async()
+    [message] = bench.queue("celery")
+    assert json.loads(message)["content-type"] == f"application/{sent}"
+
+
 def named(make_app: Callable[..., Celery], name: str, queue: str) -> Celery:
     app = make_app(conf={"task_default_queue": queue})
     app.main = name
