@@ -65,14 +65,23 @@ def patch_backends(app: Celery) -> None:
 def patch_backends_of_tasks(sender: Celery, **_: Any) -> None:
     """Patch the result backends that tasks of an app have for themselves."""
     for task in sender.tasks.values():
-        patch(own_backend(task))
+        try:
+            backend = own_backend(task)
+        except Exception:  # of a user's property, which may work later: a worker's start calls this
+            continue
+        patch(backend)
 
 
 def own_backend(task: Any) -> Any:
     """Return the result backend that a task has for itself, set on its class or on the task; None
     if it uses that of its app."""
     class_backend = type(task).backend
-    return task._backend if class_backend is Task.backend else class_backend
+    if class_backend is Task.backend:
+        return task._backend
+    if not hasattr(type(class_backend), "__get__"):
+        return class_backend
+    backend = task.backend  # a property of the user's class
+    return None if backend is task.app.backend else backend
 
 
 def patch(backend: Any) -> Any:

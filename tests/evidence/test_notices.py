@@ -88,6 +88,23 @@ def test_it_comes_through_whatever_an_app_says_of_its_tasks(
     assert not bench.client.exists("elsewhere")
 
 
+def test_the_caller_of_a_task_that_computes_its_backend_is_informed(worker, app, ledger, db):
+    """Its notice failed again and again, and the log blamed the result backend."""
+    pills = [
+        app.signature(f"told.{name}", (name,)).apply_async()
+        for name in ("ByProperty", "ByCachedProperty")
+    ]
+    env = {"C_FORCE_ROOT": "1"}
+    one = worker(
+        app="told", concurrency=1, options=ONE_STRIKE, result_url=app.conf.broker_url, env=env
+    )
+    for pill in pills:
+        with pytest.raises(PoisonPill):
+            pill.get(timeout=30)
+    eventually(lambda: not db.client.exists(UNANNOUNCED))
+    assert "its caller is not informed yet" not in one.log()
+
+
 @pytest.mark.parametrize("without", ["", "stored_progress"], ids=["with", "control"])
 def test_a_notice_that_waits_outlives_its_worker_and_goes_on_where_it_was(
     worker, app, bench, db, ledger, proxy, without

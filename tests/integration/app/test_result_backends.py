@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import Celery, Task, states
+from celery.backends.redis import RedisBackend
 
+from celery_superfetch.app.result_backends import patch_backends_of_tasks
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
 from support.waiting import eventually
@@ -94,3 +97,28 @@ def test_a_failure_is_kept_for_as_long_as_with_stock(make_app, fresh_server, exp
         kept.append(server.client().ttl(app.backend.get_key_for_task("job")))
         server.client().flushall()
     assert (kept[0] < 0) == (kept[1] < 0), kept
+
+
+def test_the_backend_that_a_task_computes_keeps_a_success(make_app, url):
+    """A property that fails stands in the way of no other."""
+
+    class Own(Task):
+        @cached_property
+        def backend(self) -> Any:
+            return RedisBackend(app=self.app, url=url)
+
+    class Fails(Task):
+        @property
+        def backend(self) -> Any:
+            raise RuntimeError("not yet")
+
+    def job() -> None: ...
+
+    app = make_app()
+    for base in (Fails, Own):
+        app.task(name=base.__name__, base=base, shared=False)(job)
+    patch_backends_of_tasks(app)
+    backend = app.tasks["Own"].backend
+    backend.store_result("job", 5, states.SUCCESS)
+    backend._set(backend.get_key_for_task("job"), '{"status": "RETRY"}')
+    assert backend.get_task_meta("job", cache=False)["status"] == states.SUCCESS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import cached_property
 from typing import Any
 
 from celery.backends.redis import RedisBackend
@@ -60,6 +61,26 @@ def pill(job: str) -> None:
 @app.task(name="told.quiet", base=Told, ignore_result=True, shared=False)
 def quiet(job: str) -> None:
     pill.run(job)
+
+
+class ByProperty(Told):
+    """Computes its result backend, which is that of the app."""
+
+    @property
+    def backend(self) -> Any:
+        return self.app.backend
+
+
+class ByCachedProperty(Told):
+    """Computes a result backend of its own, once."""
+
+    @cached_property
+    def backend(self) -> Any:
+        return RedisBackend(app=self.app, url=self.app.conf.result_backend)
+
+
+for base in (ByProperty, ByCachedProperty):
+    app.task(name=f"told.{base.__name__}", base=base, shared=False)(pill.run)
 
 
 @app.task(name="told.fail", shared=False)
