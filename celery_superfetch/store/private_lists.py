@@ -309,6 +309,17 @@ class PrivateLists(Structure):
         keys = [claim.private, *map(self.keys.queue, lists)]
         return int(self.scripts.run("step", keys, [claim.id, name, int(is_over), message, ms]))
 
+    def can_publish_steps_of(self, claim: Claim) -> bool:
+        """Return whether this is the database of a claim: it has the record of the claim's owner,
+        or the owner's tombstone. Raises NoPermissionError if this user may not read that, or may
+        not run the script of ``publish_step``."""
+        _, owner, _ = self.keys.parse(claim.private.encode())
+        if not self.client.exists(self.keys.owner_record(owner)):
+            return False
+        # Without a claim id the script does nothing.
+        self.publish_step("", b"", (), 0, "", claim._replace(id=""))
+        return True
+
     def return_landed(self, owner: str, lists: Mapping[str, int]) -> int:
         """Put the jobs in an owner's landing lists back to the front of their queues.
 

@@ -14,8 +14,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from redis.exceptions import NoPermissionError
+
 from ..model.log_text import one_line_each
 from ..model.step import Claim, Fenced, Step
+from ..store.redis.server import warn_once
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -27,12 +30,32 @@ def is_published_as(step: Step, message: Any, channel: Any) -> bool:
     header ``id`` has a message's task id; a user may have set a correlation id of their own.
     Messages of protocol 1 have no such header, and only the correlation id.
 
-    False also for a message to another server than that of the claim: one script cannot push to a
-    queue there and change the claim's steps note here.
+    False also for a message to another database than that of the claim: one script cannot push to
+    a queue there and change the claim's steps note here.
     """
     correlation_id = message["properties"].get("correlation_id")
     is_same_task = step.task_id == message["headers"].get("id", correlation_id)
-    return is_same_task and step.run.claim.database == channel.database_name
+    return is_same_task and has_claim(step.run.claim, channel)
+
+
+def has_claim(claim: Claim, channel: Any) -> bool:
+    """Return whether a channel leads to the database of a claim. ``broker_read_url`` and
+    ``broker_write_url`` may name one database in two ways, with two hosts or two users: if their
+    names differ, that database is asked."""
+    if claim.database == channel.database_name:
+        return True
+    from ..store.private_lists import PrivateLists
+
+    try:
+        return PrivateLists(channel.database).can_publish_steps_of(claim)
+    except NoPermissionError as exc:
+        warn_once(
+            "After a crash the messages that a job publishes as it ends may be published twice: "
+            "the connection by which it publishes has another host or user than its worker's, and "
+            f"Redis forbids what has to be known or done there ({exc}). Name the same host and "
+            "user in broker_read_url and broker_write_url."
+        )
+        return False
 
 
 def publish_step(step: Step, push: Callable[[str, Claim, bool], int]) -> None:

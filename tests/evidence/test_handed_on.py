@@ -98,9 +98,10 @@ def cut_short(
     """`cut_short("chain", "prefork")`: kill whoever hands on between two messages, or between the
     last one and the ack; how many messages there are in the end."""
 
-    def run(name: str, pool: str, without: str = "") -> int:
+    def run(name: str, pool: str, without: str = "", **conf: Any) -> int:
         kind, env = KINDS[name], {"WITHOUT": without}
         settings = {"app": "steps", "pool": pool, "concurrency": 1, "options": OPTIONS, "env": env}
+        settings["conf"] = conf
         victim = worker(url=proxy.url(), result_url=app.conf.broker_url, **settings)
         KINDS["chain"].send(app)  # from here on the server knows the scripts
         eventually(lambda: db.length(NEXT) == 1 and not db.held())
@@ -133,6 +134,13 @@ def cut_short(
 def test_a_step_is_handed_on_once(cut_short, db, kind, pool):
     assert cut_short(kind, pool) == KINDS[kind].messages
     assert not db.keys("superfetch:history:*"), "what was noted is gone with the job"
+
+
+@pytest.mark.parametrize("kind", ["chain", "retry"])
+def test_a_step_to_another_name_of_the_broker_is_handed_on_once(cut_short, proxy, kind):
+    """It was published by each run, and no log said so."""
+    other = proxy.url().replace("127.0.0.1", "localhost")
+    assert cut_short(kind, "prefork", broker_read_url=other) == KINDS[kind].messages
 
 
 @pytest.mark.parametrize("kind", ["chain", "retry", "chord"])

@@ -135,6 +135,44 @@ def test_who_has_lost_his_job_sends_nothing(pool, kind):
     assert not pool.sent()
 
 
+def test_a_database_by_another_name_is_the_same(pool):
+    """broker_write_url names another host, or another user, than broker_read_url."""
+    chain(job(pool.app), *links(pool.app)).apply_async()
+    claimed = pool.take()
+    for _ in range(2):
+        pool.run(claimed, database="another name")
+    assert len(pool.sent()) == 1
+    pool.bench.client.delete(pool.bench.keys.private(pool.owner.owner))
+    assert "which may run elsewhere" in str(raised(pool.run(claimed, database="another"), Ignore))
+
+
+def test_to_another_database_each_run_sends_its_message(pool):
+    chain(job(pool.app), *links(pool.app)).apply_async()
+    claimed = pool.take()
+    for _ in range(2):
+        pool.run(claimed, database="another", private=pool.bench.keys.private("of another"))
+    assert len(pool.sent()) == 2
+
+
+@pytest.mark.parametrize("forbidden", ["-exists", "-@scripting"])
+def test_a_user_that_may_not_publish_a_step_sends_each_and_is_warned(
+    make_app, fresh_server, url, caplog, forbidden
+):
+    server = fresh_server()
+    server.client().execute_command("ACL SETUSER plain on >pw ~* &* +@all", forbidden)
+    with nobodys_current_app():
+        app = make_app(url=server.url().replace("redis://", "redis://plain:pw@"), result_url=url)
+        app.conf.task_default_queue = MAIL
+        app.set_current()
+        pool = add_tasks(Pool(app, Bench(server.client())))
+        chain(job(app), *links(app)).apply_async()
+        claimed = pool.take()
+        for _ in range(2):
+            assert pool.run(claimed, database="of a user that may")[0] == 0
+    assert len(pool.sent()) == 2
+    assert "may be published twice" in caplog.text
+
+
 def test_what_a_task_sends_of_its_own_is_no_step(pool):
     """Itself, too: it only calls itself."""
     job(pool.app, "sends").apply_async()
