@@ -5,10 +5,15 @@ and plain Redis clients.
 broker connection of the app by ``AMQP.Connection``. Connections of other apps stay stock. Beat's
 reap task (which recovers the jobs of dead workers), ``DeadSet``, the inspector, commands and a
 worker that starts call ``client_of``. They, the guard and ``installation`` also call ``config_of``
-and ``database_of``.
+and ``database_of``. Each new connection, and ``installation``, call ``set_options``.
 
 Nothing here is stored. If the process dies, its connections are closed. If it was a worker, a
 reaper puts the jobs that it had claimed back on their queues.
+
+Foreign names:
+
+celery utils.
+    set an app's options: collections:ConfigurationView._to_keys(key)
 """
 
 from __future__ import annotations
@@ -76,11 +81,36 @@ class AMQP(celery.app.amqp.AMQP):
     """An installed app's ``app.amqp``: Celery takes from it the class of its connections, and the
     function that publishes tasks (``app/sender.py`` wraps that)."""
 
-    Connection = Connection
+    @property
+    def Connection(self) -> type[Connection]:
+        """The class of the app's connections. Celery asks for it before it reads
+        ``broker_transport_options`` for a new connection. A module may have replaced that setting
+        after the app was configured: a producer without the options of ``install()`` would send its
+        jobs to keys that no worker reads."""
+        set_options(self.app)
+        return Connection
 
     @cached_property
     def send_task_message(self) -> Any:
         return sender(super().send_task_message)
+
+
+def set_options(app: Celery) -> None:
+    """Merge the options of ``install()`` into ``broker_transport_options``, unless they are there.
+    A copy of an app that is being unpickled has none yet: its settings have them."""
+    installed = getattr(app, "_superfetch", None)
+    if installed is None:
+        return
+    options = app.conf.broker_transport_options or {}
+    merged = {**options, **installed, "app_name": app.main or ""}
+    if merged != options:
+        set_first(app.conf, "broker_transport_options", merged)
+
+
+def set_first(conf: Any, name: str, value: Any) -> None:
+    """Set a setting where it is found first: with a namespace, Celery before 5.7 reads the
+    prefixed name before the plain one, whichever map has it."""
+    conf.maps[0].update(dict.fromkeys((conf._to_keys(name)[0], name), value))
 
 
 def config_of(app: Celery) -> Config:

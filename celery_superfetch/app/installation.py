@@ -26,7 +26,7 @@ from ..model.config import INTERNAL_TASK_PREFIXES, check, own_options
 from ..model.early_tasks import has_copied_early_ack
 from ..signals import job_recovering
 from ..transport.transport import KNOWN_OPTIONS
-from .broker import AMQP, config_of
+from .broker import AMQP, config_of, set_first, set_options
 from .drill import add_drill_task
 from .guard import guard_of
 from .notice import add_announce_task
@@ -179,8 +179,7 @@ def configure(sender: Celery, **_: Any) -> None:
     """Set the options of ``install``, the defaults, and beat's entry; also again, since the user's
     settings may have been read again and have replaced them."""
     conf = sender.conf
-    merged = {**(conf.broker_transport_options or {}), **sender._superfetch}
-    _set(conf, "broker_transport_options", {**merged, "app_name": sender.main or ""})
+    set_options(sender)
     defaults = conf.maps[-1]  # Celery's defaults; a setting of the user is in a map before it
     for name, (old, value) in CELERY_DEFAULTS.items():
         defaults[old if old in defaults else name] = value
@@ -188,10 +187,4 @@ def configure(sender: Celery, **_: Any) -> None:
         interval = config_of(sender).reap_interval
     except ConfigError:
         return  # Celery only logs the error of a receiver; a worker refuses to start with it
-    _set(conf, "beat_schedule", scheduled(sender, interval))
-
-
-def _set(conf: Any, name: str, value: Any) -> None:
-    """Set a setting where it is found first: with a namespace, Celery before 5.7 reads the
-    prefixed name before the plain one, whichever map has it."""
-    conf.maps[0].update(dict.fromkeys((conf._to_keys(name)[0], name), value))
+    set_first(conf, "beat_schedule", scheduled(sender, interval))

@@ -64,6 +64,34 @@ def test_an_installed_app_that_publishes_is_nobodys_owner(url, bench):
     assert not {name for name in bench.key_names() if "superfetch" in name}
 
 
+@pytest.mark.parametrize("send", ["note.delay(1)", "app.send_task('shop.note', [1])"])
+def test_a_producer_keeps_the_options_of_install(url, client, send):
+    """Its jobs went to a key that no worker reads: a worker sets the options once more."""
+    run(
+        url,
+        f"""
+        import os
+        from celery import Celery
+        import celery_superfetch
+        app = Celery("shop", broker=os.environ["URL"])
+        celery_superfetch.install(app, global_keyprefix="prod:", priority_steps=[0, 9])
+        @app.task(name="shop.note")
+        def note(job): ...
+        app.conf.timezone  # is read, so that the app is configured
+        app.conf.broker_transport_options = {{"visibility_timeout": 3600}}
+        {send}
+        app.conf.broker_transport_options = {{"sep": ":"}}
+        note.apply_async((2,), priority=9)
+        with app.connection_for_write(transport_options={{"socket_timeout": 7}}) as connection:
+            options = connection.transport_options
+            assert (options["socket_timeout"], options["sep"]) == (7, ":")
+            assert options["global_keyprefix"] == "prod:"
+        """,
+    )
+    assert not client.exists("celery")
+    assert client.llen("prod:celery") == 1
+
+
 def test_a_producer_on_windows_publishes(url, bench):
     """E3. As far as it can be had here: what Python lacks there is taken away first."""
     run(
