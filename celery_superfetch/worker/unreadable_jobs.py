@@ -31,10 +31,12 @@ from typing import Any
 import celery
 from celery.utils.log import get_logger
 from celery.worker import state
+from redis.exceptions import ResponseError
 
 from ..app.guard import limits_of
 from ..model.foreign import class_name, describe, kind_of
 from ..model.log_text import one_line_each
+from ..owner.in_flight.pending import REFUSED_INTERVAL
 from ..store.redis.server import is_server_error
 from ..transport.deliveries import delivery_of
 from .outcomes import exception_of, info_of
@@ -119,16 +121,20 @@ def reject_unreadable(
         short: whether the process cannot start another thread.
 
     Returns:
-        whether the job was settled (dead-lettered if it is unreadable). False: the server, another
-        job or the worker's stop is the cause of ``exc``, and the caller raises it.
+        whether the job was settled (dead-lettered if it is unreadable, parked if a server refused
+        a command). False: a lost connection, another job or the worker's stop is the cause of
+        ``exc``, and the caller raises it.
 
     Raises:
         RuntimeError: the worker is at fault, and ends by this error; the job was requeued.
     """
     delivery = delivery_of(message)
     shown = exception_of(info_of(exc))  # a plain one, where the log could not print it
-    if delivery is None or is_server_error(shown) or is_stopping(delivery.owner):
+    is_refusal = isinstance(shown, ResponseError)
+    if delivery is None or is_stopping(delivery.owner):
         return False
+    if is_server_error(shown) and not is_refusal:
+        return False  # a lost connection
     job, owner, executor = delivery.job, delivery.owner, delivery.owner.executor
     if exc is executor.failure:
         return False
@@ -147,6 +153,19 @@ def reject_unreadable(
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
+    if is_refusal:
+        # Celery does not reconnect at such an error: the worker would end by it, and so would the
+        # next one that claims the job.
+        logger.warning(
+            "Job %s could not be received (%s): it is tried again in %g s, without a strike. Other "
+            "jobs continue. If this repeats, check the server that refused, Redis or the result "
+            "backend.",
+            job.title,
+            shown,
+            REFUSED_INTERVAL,
+        )
+        delivery.postpone(REFUSED_INTERVAL)
+        return True
     app = executor.worker.app
     why = str(exc) if type(exc) is BadField else kind_of(exc)
     if getattr(message, "is_read", False) or isinstance(shown, MemoryError):

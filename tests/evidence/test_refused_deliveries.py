@@ -92,3 +92,35 @@ def test_a_solo_worker_outlives_a_refusal_to_the_job_behind_the_one_that_ended(
     eventually(lambda: not db.private_lists())
     assert one.alive()
     assert ledger.runs() == {"A": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_refusal_while_celery_receives_a_job_ends_no_worker(worker, app, ledger, client, pool):
+    """The strategy of its task asks a server, which refuses: the key has another type."""
+    client.set("refused:key", "a text")
+    one = worker(app="refused", pool=pool, concurrency=1, options=OPTIONS)
+    late = app.send_task("refused.asks", ("late",))
+    one.wait_log("could not be received (WRONGTYPE")
+    app.send_task("shop.note", ("other",))
+    eventually(lambda: ledger.runs() == {"other": 1})
+    client.delete("refused:key")
+    assert late.get(timeout=30) == "late"
+    assert one.alive()
+    assert ledger.runs() == {"other": 1, "late": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_result_that_the_server_refuses_for_good_ends_no_worker(
+    worker, app, ledger, url, fresh_server, db, pool
+):
+    """The Redis user of the results may not write."""
+    own: Server = fresh_server()
+    own.client().execute_command("ACL SETUSER reader on >word ~* &* +@all -@write -eval -evalsha")
+    results = own.url().replace("redis://", "redis://reader:word@")
+    for job in ("one", "other"):
+        app.send_task("shop.note", (job,), queue="celery")
+    one = worker(pool=pool, concurrency=1, options=OPTIONS, result_url=results)
+    eventually(lambda: ledger.runs() == {"one": 1, "other": 1})
+    eventually(db.settled)
+    assert one.alive()
+    assert ledger.runs() == {"one": 1, "other": 1}
