@@ -31,7 +31,7 @@ from celery import Celery, Task
 from redis.commands.core import Script
 from redis.exceptions import ResponseError
 
-from ..store.redis.connections import reconnecting_if_refused
+from ..store.redis.connections import close_if_refused
 from ..store.redis.server import is_temporary
 from .chords import count_parts_once, is_on_redis
 from .patient_calls import patiently
@@ -101,9 +101,7 @@ def reconnect_if_refused(backend: Any) -> None:
     make_pool = backend._get_pool
 
     def _get_pool(**params: Any) -> Any:
-        pool = make_pool(**params)
-        pool.connection_class = reconnecting_if_refused(pool.connection_class)
-        return pool
+        return close_if_refused(make_pool(**params))
 
     vars(backend)["_get_pool"] = _get_pool
     vars(backend).pop("client", None)  # if it was used before, its pool makes other connections

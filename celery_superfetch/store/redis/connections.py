@@ -8,9 +8,9 @@ again.
 kombu's channel of this package (``transport/channel.py``) makes the parameters of nearly all
 connections: in workers, publishers, beat and most commands. ``following_params`` gives them the
 class that follows the primary, ``with_client_defaults`` the package's timeouts and name. The result
-backend for clusters and ``urls.py`` make the others. Celery's own result backends get connections
-of ``reconnecting_if_refused`` instead (``app/result_backends.py``). redis-py calls the methods of
-both classes, in any thread or greenlet.
+backend for clusters and ``urls.py`` make the others. ``app/result_backends.py`` calls
+``close_if_refused`` for the pools of result backends. redis-py calls the methods of both classes,
+in any thread or greenlet.
 
 Nothing is written. If the process dies, its sockets close. A command that was sent may have been
 executed or not; either is safe, since a script of this package moves a job as a whole or not at
@@ -286,32 +286,34 @@ def following(connection_class: Any) -> Any:
     return Following
 
 
-def reconnecting_if_refused(connection_class: Any) -> Any:
-    """Return a subclass of a redis-py connection class for the connections of a result backend,
-    which do not follow the primary: if the server refuses a command for a while, the connection is
-    closed before its next command, and resolves its address again. If a virtual IP, a DNS name or a
-    proxy leads to another primary by then, the old one, a replica, would refuse each write on this
-    connection for ever, since it closes no connection."""
+def close_if_refused(pool: Any) -> Any:
+    """Make a pool of redis-py close a connection that it gets back, if the server has refused a
+    command on it for a while, and return the pool. The next command connects again, and resolves
+    the address again. If a virtual IP, a DNS name or a proxy leads to another primary by then, the
+    old one, a replica, would refuse each write on the old connection for ever, since it closes no
+    connection."""
+    release = pool.release
 
-    class Reconnecting(connection_class):
+    class Noting(pool.connection_class):
         was_refused = False
-
-        def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            # It cannot be closed earlier: the other replies of a transaction were still to be read.
-            if self.was_refused:
-                self.was_refused = False
-                self.disconnect()
-            super().send_packed_command(command, check_health=check_health)
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
             try:
                 return super().read_response(*args, **kwargs)
             except ResponseError as exc:
                 # A refused command of a transaction is followed by an EXECABORT without a reason.
+                # The connection cannot be closed here: the other replies are still to be read.
                 self.was_refused = self.was_refused or is_temporary(exc)
                 raise
 
-    return Reconnecting
+    def release_or_close(connection: Any) -> None:
+        if connection.was_refused:
+            connection.was_refused = False
+            connection.disconnect()
+        release(connection)
+
+    pool.connection_class, pool.release = Noting, release_or_close
+    return pool
 
 
 def following_params(params: Params, slot: Slot | None) -> dict[str, Any]:

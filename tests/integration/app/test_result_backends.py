@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from celery import Celery, Task, states
 from celery.backends.redis import RedisBackend
+from redis.exceptions import ResponseError
 
 from celery_superfetch.app.result_backends import patch_backends_of_tasks
+from support.servers.managed import ManagedProxy, Manners
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
 from support.waiting import eventually
@@ -122,3 +124,25 @@ def test_the_backend_that_a_task_computes_keeps_a_success(make_app, url):
     backend.store_result("job", 5, states.SUCCESS)
     backend._set(backend.get_key_for_task("job"), '{"status": "RETRY"}')
     assert backend.get_task_meta("job", cache=False)["status"] == states.SUCCESS
+
+
+def test_a_result_server_that_refuses_all_of_a_new_connection_is_asked_again(
+    make_app, fresh_server
+):
+    """While a script runs, Redis answers BUSY to the first commands of a connection, too. Each was
+    taken for a reason to connect again, without end: a job that had succeeded had failed."""
+    server = fresh_server()
+    busy = Manners(unknown=("SET", "CLIENT|SETINFO"), refusal="BUSY Redis is busy (%s)")
+    with ManagedProxy(server.port, Manners()) as proxy:
+        client = make_app(conf={"result_backend": proxy.url()}).backend.client
+        client.set("key", "before")
+        proxy.manners = busy
+        connected = server.client().info("stats")["total_connections_received"]
+        for _ in range(3):
+            with pytest.raises(ResponseError, match="BUSY"):
+                client.set("key", "refused")
+        proxy.manners = Manners()
+        client.set("key", "after")
+        made = server.client().info("stats")["total_connections_received"] - connected
+    assert server.client().get("key") == b"after"
+    assert made <= 3 + 2, "one for each refusal, and those of this test"

@@ -73,7 +73,11 @@ class Bench:
     def __init__(self, size: int = 2, **options: Any) -> None:
         self.hub = Hub()
         self.pool: Any = Processes(
-            size, threads=False, semaphore=LaxBoundedSemaphore(size), **options
+            size,
+            threads=False,
+            semaphore=LaxBoundedSemaphore(size),
+            enable_timeouts=True,  # as Celery makes it
+            **options,
         )
         self.freed: list[int] = []
         outer = SimpleNamespace(_pool=self.pool, flush=self.pool.flush)

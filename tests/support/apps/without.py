@@ -298,7 +298,7 @@ def leaving() -> None:
 
 def leaving_results() -> None:
     """The connection of a result backend stays where it is, whatever it is refused."""
-    result_backends.reconnecting_if_refused = lambda connection_class: connection_class
+    result_backends.close_if_refused = lambda pool: pool
 
 
 def look_at_the_loop() -> None:
