@@ -35,7 +35,7 @@ from celery import states
 from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
-from celery.result import GroupResult, allow_join_result
+from celery.result import GroupResult, ResultSet, allow_join_result
 from celery.utils.log import get_logger
 
 from ..model.foreign import describe
@@ -262,16 +262,37 @@ def _collected(backend: Any, group: str) -> list[Any]:
         header.on_ready()
         join = header.join_native if header.supports_native_join else header.join
         timeout = backend.app.conf.result_chord_join_timeout
+
+        def joined() -> tuple[list[Any], Exception | None]:
+            # A part may have failed with an error of some Redis server. If that left this function,
+            # it would be taken for a refusal of this one, and the job would run again for ever.
+            # Without ``propagate`` Celery does not raise it, except that of a group before 5.7.
+            try:
+                return list(join(timeout=timeout, propagate=False)), None
+            except Exception as exc:
+                if any(part.result is exc for part in _parts(header)):
+                    return [], exc
+                raise
+
         with allow_join_result():
-            # Without ``propagate``: if a part has failed with an error of a Redis server, it would
-            # be taken for a refusal of this one, and the job would run again for ever.
-            results = patiently(lambda: list(join(timeout=timeout, propagate=False)), action)
+            results, failure = patiently(joined, action)
+        if failure is not None:
+            raise failure
         header.maybe_throw()
         return results
     key, *_ = _keys(backend, group)
     read = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
     parts = patiently(lambda: read(key, 0, -1), action)
     return [backend._unpack_chord_result(part, backend.decode) for part in parts]
+
+
+def _parts(header: Any) -> Iterator[Any]:
+    """Yield the results of the parts of a group, also of the groups in it."""
+    for result in header.results:
+        if isinstance(result, ResultSet):
+            yield from _parts(result)
+        else:
+            yield result
 
 
 def _publish(backend: Any, body: Any, results: list[Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import celery
 import pytest
 import redis
-from celery import Celery, chord
+from celery import Celery, chord, group
 from celery.exceptions import ChordError
 from celery.result import AsyncResult
 
@@ -282,3 +282,18 @@ def test_tasks_that_have_a_backend_of_their_own_count_so_too(url):
         assert vars(backend)["on_chord_part_return"].__func__ is on_chord_part_return
     stock = Celery("stock", broker=url, backend=url, set_as_current=False)
     assert "on_chord_part_return" not in vars(stock.backend)
+
+
+def test_a_group_with_a_part_that_has_failed_as_a_full_server_does_fails_the_body(
+    singers, app, ledger
+):
+    """Before 5.7 Celery raises the part's error while the parts are joined: it was taken for a
+    refusal of the result server, and the job that completes the chord ran again for ever."""
+    singers(proxied=False, pool="threads", concurrency=4)
+    ledger.release()
+    parts = [app.signature("choir.part", (index,), immutable=True) for index in range(4)]
+    failing = app.signature("choir.refused", immutable=True)
+    inner = chord(parts[:2], group([parts[2], failing], app=app), app=app)
+    body = chord([inner, parts[3]], app.signature("choir.body"), app=app)()
+    with pytest.raises(ChordError):
+        app.AsyncResult(body.id).get(timeout=30)

@@ -10,6 +10,7 @@ import signal
 from typing import Any
 
 from celery.backends.redis import RedisBackend
+from redis.exceptions import OutOfMemoryError
 
 from support.apps.shop import app, ledger
 
@@ -27,6 +28,12 @@ def part(index: int) -> list[int]:
 def deadly(index: int) -> str:
     ledger().started(f"part {index}")
     return "deadly"
+
+
+@app.task(name="choir.refused", shared=False)
+def refused() -> None:
+    """It fails with what a server says that refuses for a while."""
+    raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
 
 
 @app.task(name="choir.body", shared=False)
