@@ -519,16 +519,20 @@ def _forget_unforked(processes: Any) -> bool:
 def _close_pipe_of_unforked(refusal: OSError) -> None:
     """Close the pipe that billiard has opened for a child that could not be forked, and leaves
     open. At a try each second, the worker would have no file descriptor left within minutes."""
-    [*_, (frame, _line)] = walk_tb(refusal.__traceback__)
-    names = ("parent_r", "child_w")
-    ends: list[int] = [frame.f_locals[name] for name in names if name in frame.f_locals]
-    if len(ends) < 2:
-        return  # the error is not that of a fork, or billiard has other names
-    with suppress(OSError):  # billiard has closed them
-        first, second = map(os.fstat, ends)
-        if S_ISFIFO(first.st_mode) and first.st_ino == second.st_ino:
-            for end in ends:
-                os.close(end)
+    frames = [frame for frame, _line in walk_tb(refusal.__traceback__)]
+    launch = next((frame for frame in frames if frame.f_code.co_name == "_launch"), None)
+    names = launch.f_locals if launch is not None else {}
+    parent_end, child_end = names.get("parent_r"), names.get("child_w")
+    if parent_end is None or child_end is None:
+        return  # the error is not that of a fork, or it is that of the pipe
+    with suppress(OSError):
+        pipe = os.fstat(parent_end)
+        if not S_ISFIFO(pipe.st_mode):
+            return
+        os.close(parent_end)
+        # A child that is spawned: billiard has closed this end, and its number may be in use again.
+        if os.fstat(child_end).st_ino == pipe.st_ino:
+            os.close(child_end)
 
 
 def postpone_forks(pool: Any, call_later: Callable[..., object]) -> None:
