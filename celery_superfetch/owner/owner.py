@@ -228,7 +228,13 @@ class Owner:
             # start a thread. Jobs would be claimed without heartbeats, and run twice.
             if self._heartbeat_thread is None:
                 thread = HeartbeatThread(self.heartbeat_session)
-                thread.start()
+                try:
+                    thread.start()
+                except BaseException:
+                    # An exception may interrupt the call when the thread runs already. The next
+                    # call would start a second thread with the same session.
+                    thread.stopped = True
+                    raise
                 self._heartbeat_thread = thread
 
     def _note_consumed(self) -> None:
