@@ -272,9 +272,10 @@ class Channel(FrugalChannel):
         except BaseException:
             fetch.may_have_strays = True
             if lease is not None:
-                # The caller does not get its message. If it counted as delivered, it would be no
-                # stray, and stay claimed until the channel closes.
+                # The caller does not get its message. The job may count as delivered, and so be no
+                # stray: it would stay claimed until the process ends.
                 self.qos.drop(lease.job)
+                self.owner.leases.requeue([lease])
             raise
 
     def _pop(self, queue: str) -> Any:

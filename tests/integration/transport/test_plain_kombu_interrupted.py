@@ -88,13 +88,43 @@ def test_heartbeats_begin_although_their_thread_could_not_start_at_first(
         inbox.ack_all()
 
 
+def test_one_heartbeat_thread_is_left_if_an_exception_interrupts_its_start(url, monkeypatch):
+    """Two threads used one session at once, until the process ended."""
+    start, started = HeartbeatThread.start, []
+
+    def start_and_fail(thread: HeartbeatThread) -> None:
+        start(thread)
+        started.append(thread)
+        raise Late
+
+    with Inbox(url, **QUICK) as inbox:
+        with monkeypatch.context() as patch:
+            patch.setattr(HeartbeatThread, "start", start_and_fail)
+            with pytest.raises(Late):
+                inbox.turn()
+        inbox.turn()
+        [first] = started
+        eventually(lambda: not first.is_alive(), 5)
+        assert inbox.channel.owner._heartbeat_thread.is_alive()
+
+
+@pytest.mark.parametrize("takes_effect", [False, True])
 def test_a_job_comes_with_the_next_get_if_an_exception_interrupts_its_delivery(
-    url, bench, monkeypatch
+    url, bench, monkeypatch, takes_effect
 ):
+    """If its delivery took effect, it stayed claimed until the process ended."""
     bench.push("mail", payload(1))
     with Inbox(url, consume=False) as inbox:
+        leases = inbox.channel.owner.leases
+        deliver = leases.deliver
+
+        def deliver_and_fail(lease: Any) -> None:
+            if takes_effect:
+                deliver(lease)
+            raise Late
+
         with monkeypatch.context() as patch:
-            patch.setattr(inbox.channel.owner.leases, "deliver", late)
+            patch.setattr(leases, "deliver", deliver_and_fail)
             with pytest.raises(Late):
                 inbox.channel.basic_get("mail")
         assert inbox.channel.basic_get("mail").headers["id"] == "1"
