@@ -261,6 +261,8 @@ class Gate(Executor):
         if self.prefork:
             request.message.is_read = not drop_unsendable(self.pool, request, request.job())
         has_run = request.time_start is not None
+        # Also for the caller in whose delivery this is: it sees a lease that may start.
+        request.delivery.lease.has_run |= has_run
         if isinstance(exc, Exception):
             is_short_of_threads = isinstance(self.adapter, ThreadAdapter) and isinstance(
                 exc, RuntimeError

@@ -19,7 +19,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.utils.log import get_logger
 
 from ..model.log_text import one_line_each
-from ..store.redis.server import is_server_error
+from ..store.redis.server import is_lost_connection
 from .outcomes import exception_of, info_of
 from .run_job import run_job
 from .settling import call_back
@@ -39,8 +39,8 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
     greenlet, the outcome is a ``WorkerLostError``, and the job is recovered with a strike.
 
     Arguments:
-        is_inline: whether this is a solo pool, where the worker's loop runs the job. Then an error
-            of a server (the result backend's, too) is raised: the loop reconnects, and the job is
+        is_inline: whether this is a solo pool, where the worker's loop runs the job. Then a lost
+            connection (to the result backend, too) is raised: the loop reconnects, and the job is
             requeued.
         job: the arguments of ``run_job``.
     """
@@ -55,7 +55,7 @@ def run_in_worker(request: Any, is_inline: bool, *job: Any) -> Any:
     except Exception as exc:
         info = info_of(exc)
         error = exception_of(info)
-        if is_inline and is_server_error(error):
+        if is_inline and is_lost_connection(error):
             raise
         logger.error(
             "Job %s has failed: Celery raised an error outside the task's own code. The "

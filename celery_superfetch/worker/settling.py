@@ -35,7 +35,7 @@ from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import kind_of
 from ..model.log_text import one_line_each
-from ..store.redis.server import is_fault_of_worker, is_server_error
+from ..store.redis.server import is_fault_of_worker, is_lost_connection
 from ..transport.deliveries import Delivery
 from .outcomes import exception_of, info_of
 from .stopping import is_stopping
@@ -69,8 +69,8 @@ def call_back(
     request: Any, callback: Callable[..., object], *args: Any, is_end: bool = True
 ) -> None:
     """Call a callback of a job's request. If it raises, settle the job and free its slot. In a solo
-    pool, whose jobs run in the loop's own thread, an error of the server is raised to the loop,
-    which reconnects.
+    pool, whose jobs run in the loop's own thread, a lost connection is raised to the loop, which
+    reconnects.
 
     Arguments:
         is_end: the job's run has ended. False: at a soft time limit, after which the job runs on.
@@ -82,7 +82,7 @@ def call_back(
             callback(*args)
         except Exception as raised:
             error = exception_of(info_of(raised))  # a plain one, if ``raised`` cannot be printed
-            if gate.inline and is_server_error(error):
+            if gate.inline and is_lost_connection(error):
                 raise
             if not is_end:
                 logger.error(

@@ -37,7 +37,7 @@ from ..app.guard import limits_of
 from ..model.foreign import class_name, describe, kind_of
 from ..model.log_text import one_line_each
 from ..owner.in_flight.pending import REFUSED_INTERVAL
-from ..store.redis.server import is_server_error
+from ..store.redis.server import is_lost_connection
 from ..transport.deliveries import delivery_of
 from .outcomes import exception_of, info_of
 from .settling import settle
@@ -130,11 +130,8 @@ def reject_unreadable(
     """
     delivery = delivery_of(message)
     shown = exception_of(info_of(exc))  # a plain one, where the log could not print it
-    is_refusal = isinstance(shown, ResponseError)
-    if delivery is None or is_stopping(delivery.owner):
+    if delivery is None or is_lost_connection(shown) or is_stopping(delivery.owner):
         return False
-    if is_server_error(shown) and not is_refusal:
-        return False  # a lost connection
     job, owner, executor = delivery.job, delivery.owner, delivery.owner.executor
     if exc is executor.failure:
         return False
@@ -147,13 +144,14 @@ def reject_unreadable(
             exc_info=shown,
         )
         return True
-    has_run = not delivery.lease.may_start if ran is None else ran
+    lease = delivery.lease
+    has_run = lease.has_run or not lease.may_start if ran is None else ran
     if has_run:
         return False  # the job ran within this call (a solo pool): the caller raises its error
     for request in [*state.reserved_requests, *state.requests.values()]:
         if request.message is message:
             state.task_ready(request)
-    if is_refusal:
+    if isinstance(shown, ResponseError):
         # Celery does not reconnect at such an error: the worker would end by it, and so would the
         # next one that claims the job.
         logger.warning(

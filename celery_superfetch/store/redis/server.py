@@ -132,6 +132,12 @@ def is_server_error(exc: BaseException) -> bool:
     return isinstance(exc, (OSError, RedisError)) and not isinstance(exc, DataError)
 
 
+def is_lost_connection(exc: BaseException) -> bool:
+    """Return whether an error comes from a server that cannot be reached. Celery's worker
+    reconnects at such an error. At a refusal (``ResponseError``) it does not: it would end."""
+    return is_server_error(exc) and not isinstance(exc, ResponseError)
+
+
 def is_fault_of_worker(exc: BaseException) -> bool:
     """Return whether the server or a lack of memory is the cause of an error: neither the job nor
     code of the user is to blame."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import Task
+from celery.exceptions import Reject
 from celery.worker.strategy import default
 from redis import Redis
 
@@ -36,6 +37,12 @@ class Asks(Task):  # type: ignore[misc]
 @app.task(name="refused.asks", shared=False, base=Asks)
 def asks(job: str) -> str:
     return str(note(job))
+
+
+@app.task(name="refused.rejects", shared=False)
+def rejects(job: str) -> None:
+    note(job)
+    raise Reject("on purpose", requeue=False)
 
 
 app.finalize()
