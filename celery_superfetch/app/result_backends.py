@@ -4,7 +4,7 @@ connects again meanwhile: its address may lead to another server.
 
 ``installation`` calls ``patch_backends`` and ``patch_backends_of_tasks`` in each process of the
 app, and a worker that starts (``worker/bootsteps.py``) calls the latter again. ``announcement``
-calls ``own_backend``. A worker's loop uses ``without_retries``. The patched methods run where a job
+calls ``own_backend``. A worker's loop uses ``asked_once``. The patched methods run where a job
 runs. If the process dies in one, the result is stored or it is not; the job is recovered (put back
 on its queue), and its next run stores a result again.
 
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 from celery import Celery, Task
@@ -35,6 +36,9 @@ from ..store.redis.connections import close_if_refused
 from ..store.redis.server import is_temporary
 from .chords import count_parts_once, is_on_redis
 from .patient_calls import patiently
+
+#: Guards the counts of ``asked_once``. Reentrant: a signal handler may call it.
+_asked_once_lock = RLock()
 
 SUCCESS = '{"status": "SUCCESS"'  # how Celery's JSON of a job that succeeded begins
 
@@ -108,15 +112,30 @@ def reconnect_if_refused(backend: Any) -> None:
 
 
 @contextmanager
-def without_retries(backend: Any) -> Iterator[None]:
+def asked_once(backend: Any) -> Iterator[None]:
     """Make a result backend fail at once in this block, also with ``result_backend_always_retry``:
-    the worker's loop, which calls it, would wait for it without end, and seem to hang."""
-    always_retry = getattr(backend, "always_retry", False)
-    backend.always_retry = False
+    the worker's loop, which calls it, would wait for it without end, and seem to hang. If several
+    threads or greenlets are in such blocks of one backend, the last to leave restores the
+    setting."""
+    always_retry = vars(backend).setdefault(
+        "superfetch_always_retry", getattr(backend, "always_retry", False)
+    )
+    with _asked_once_lock:
+        _count_asked_once(backend, 1)
+        backend.always_retry = False
     try:
         yield
     finally:
-        backend.always_retry = always_retry
+        with _asked_once_lock:
+            is_last = not _count_asked_once(backend, -1)
+            backend.always_retry = always_retry and is_last
+
+
+def _count_asked_once(backend: Any, growth: int) -> int:
+    """Add to the number of blocks of ``asked_once`` that a backend is in; return the sum."""
+    count: int = getattr(backend, "superfetch_asked_once", 0) + growth
+    backend.superfetch_asked_once = count
+    return count
 
 
 def keep_success(backend: Any) -> None:

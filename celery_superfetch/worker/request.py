@@ -71,7 +71,7 @@ from ..app.chords import is_on_redis
 from ..app.guard import limits_of
 from ..app.notice import Postponed
 from ..app.result_age import is_of_job
-from ..app.result_backends import without_retries
+from ..app.result_backends import asked_once
 from ..model.foreign import class_name, describe, message_of, one_line
 from ..model.job import DELIVERY
 from ..model.log_text import one_line_each
@@ -329,7 +329,7 @@ class LeasedRequest(Request):
         backend. Celery's handler of a cold shutdown would end by it, and the worker would wait for
         its jobs; at a lost connection, the worker would end."""
         try:
-            with without_retries(self.task.backend):
+            with asked_once(self.task.backend):
                 super()._announce_cancelled(*args, **kwargs)
         except Exception as exc:
             logger.warning(
@@ -361,7 +361,7 @@ class LeasedRequest(Request):
         and would do the same to the next worker.
         """
         try:
-            with without_retries(self.task.backend):
+            with asked_once(self.task.backend):
                 super()._announce_revoked(reason, terminated, signum, expired)
         except Exception as exc:
             if terminated:  # ``on_failure`` settles it as its run ends

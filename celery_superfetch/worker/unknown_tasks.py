@@ -33,7 +33,7 @@ from celery.utils.log import get_logger
 
 from ..app.backend_lock import BACKEND_PAUSE_S
 from ..app.chords import fail_part
-from ..app.result_backends import without_retries
+from ..app.result_backends import asked_once
 from ..model.dead_job import DeadJob
 from ..model.foreign import describe, kind_of, message_of
 from ..model.humanize import command
@@ -124,7 +124,7 @@ class Discards:
             return False
         *body, message, exc = args
         try:
-            with without_retries(self.worker.app.backend):
+            with asked_once(self.worker.app.backend):
                 self._discard(discard, *body, _unsettled(message), exc)
         except Exception as error:
             self._failed_at = monotonic()

@@ -12,7 +12,7 @@ from celery import Celery, Task, states
 from celery.backends.redis import RedisBackend
 from redis.exceptions import ResponseError
 
-from celery_superfetch.app.result_backends import patch_backends_of_tasks
+from celery_superfetch.app.result_backends import asked_once, patch_backends_of_tasks
 from support.servers.managed import ManagedProxy, Manners
 from support.servers.proxy import FaultProxy
 from support.servers.server import Server
@@ -146,3 +146,15 @@ def test_a_result_server_that_refuses_all_of_a_new_connection_is_asked_again(
         made = server.client().info("stats")["total_connections_received"] - connected
     assert server.client().get("key") == b"after"
     assert made <= 3 + 2, "one for each refusal, and those of this test"
+
+
+def test_the_last_of_two_that_ask_a_backend_once_restores_the_retries(make_app):
+    """The second had read the setting of the first, and restored that: no more was retried."""
+    backend = make_app(conf={"result_backend_always_retry": True}).backend
+    first, second = asked_once(backend), asked_once(backend)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert backend.always_retry is False
+    second.__exit__(None, None, None)
+    assert backend.always_retry is True
