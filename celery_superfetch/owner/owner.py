@@ -79,6 +79,14 @@ TEXT_BY_LOSS = {
 }
 
 
+CANNOT_LEAVE = (
+    "This process stays registered although its last consumer is closed, since no thread could be "
+    "started (owner=%s): %s. Jobs that it could not requeue stay in Redis, in its private list, "
+    "until it opens another consumer or ends. Raise the limit of threads (ulimit -u, pids.max of "
+    "the cgroup), and restart the process."
+)
+
+
 class Owner:
     """This process in one database, shared by all its channels there, with the options of the first
     channel. Thread-safe. Its heartbeat session calls it as its ``HeartbeatListener``.
@@ -408,10 +416,13 @@ class Owner:
             runs = self._late_leave is not None and self._late_leave.is_alive()
             if self.name and not self._lists_by_user and not runs:
                 self._late_leave = LateLeave(self._try_to_leave)
-                # While the interpreter exits, Python 3.12 and later start no thread, and the error
-                # would come out of the close. ``leave_for_good`` follows then.
-                with suppress(RuntimeError):
+                try:
                     self._late_leave.start()
+                except RuntimeError as exc:  # it would come out of the close
+                    # While the interpreter exits, Python 3.12 and later start no thread.
+                    # ``leave_for_good`` follows then. (``sys.is_finalizing`` is true only later.)
+                    if "interpreter shutdown" not in str(exc):
+                        logger.warning(CANNOT_LEAVE, self.name, exc)
 
     def _try_to_leave(self) -> bool:
         """Make the deferred calls, send what is pending, and unregister if no lease is left. Return

@@ -63,6 +63,36 @@ def test_a_requeue_that_waits_is_sent_after_an_interrupted_close(fresh_server, m
     eventually(lambda: not owner.name)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_logged"),
+    [("can't start new thread", True), ("can't create new thread at interpreter shutdown", False)],
+)
+def test_a_process_that_cannot_leave_for_lack_of_a_thread_logs_that(
+    fresh_server, monkeypatch, caplog, text, is_logged
+):
+    """It was registered, with its jobs, until it ended, and no log said so. The control: at the
+    exit of the process it leaves once more."""
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError(text)
+
+    server = fresh_server()
+    client = server.client()
+    client.lpush("mail", payload(1))
+    inbox = Inbox(server.url())
+    inbox.receive(1)
+    owner = inbox.channel.owner
+    client.config_set("min-replicas-to-write", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LateLeave, "start", fail)
+        inbox.channel.close()
+    logged = "stays registered although its last consumer is closed" in caplog.text
+    assert logged == is_logged
+    client.config_set("min-replicas-to-write", 0)
+    owner.leave_later()
+    eventually(lambda: not owner.name, 15)
+
+
 @pytest.mark.parametrize("fails", ["start", "init"])
 def test_heartbeats_begin_although_their_thread_could_not_start_at_first(
     url, bench, monkeypatch, fails
