@@ -40,6 +40,7 @@ from ..model.humanize import command
 from ..model.log_text import one_line_each
 from ..model.owner_record import OwnerRecord
 from ..owner.in_flight.lease import Lease
+from ..owner.in_flight.settlement import Settlement
 from ..store.owner_registry import OwnerRegistry
 from ..transport.deliveries import Delivery, delivery_of
 from .settling import settle
@@ -108,12 +109,12 @@ class Discards:
             return discard(*args[:-2], _unsettled(message), exc)
         if not delivery.is_open:
             return None
-        kill = owner.settlement.kill_without_notice
-        if not self._informs_caller(delivery, discard, *args):
-            kill = partial(owner.settlement.kill, sender=self.worker.app)
         # An error of the server must not be raised: after a refusal (the dead set's key has another
         # type, say) the worker would end, and the next one that claims the job.
-        settle(delivery, partial(_kill, kill), f"{here}; {why}")
+        if self._informs_caller(delivery, discard, *args):
+            settle(delivery, partial(_kill, owner.settlement), f"{here}; {why}")
+        else:
+            settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
         return None
 
     def _informs_caller(self, delivery: Delivery, discard: Callable[..., None], *args: Any) -> bool:
@@ -191,9 +192,10 @@ def _unsettled(message: Any) -> Any:
     return unsettled
 
 
-def _kill(kill: Callable[..., DeadJob | None], lease: Lease, why: str) -> DeadJob | None:
-    """Dead-letter a job of an unknown task by ``kill``, a method of ``Settlement``, and log it."""
-    dead = kill(lease, why)
+def _kill(settlement: Settlement, lease: Lease, why: str) -> DeadJob | None:
+    """Dead-letter a job of an unknown task whose caller is informed, and log it. (The other method,
+    ``Settlement.kill``, logs by itself.)"""
+    dead = settlement.kill_without_notice(lease, why)
     if dead is not None:
         logger.error(
             "Job %s moved to the dead set: %s. Deploy a worker that has its task, then requeue it "

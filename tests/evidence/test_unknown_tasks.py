@@ -96,6 +96,7 @@ def test_a_caller_is_informed_when_the_result_backend_is_back(
     eventually(lambda: len(db.dead()) == 3)
     eventually(lambda: "behind" in ledger.finishes())
     assert one.log().count("a failure notification informs its caller") == 1
+    assert one.log().count("moved to the dead set") == 3
     assert "Connection to broker lost" not in one.log()
     results.start()
     reader = make_app(superfetch=False, conf={"result_backend": results.url()})
