@@ -261,3 +261,18 @@ def test_the_permissions_that_the_docs_name_suffice(fresh_server, make_app):
         root.lpush("mail", b"backlog")
         root.pexpire("mail", 60_000)
         assert all(one.error is None for one in dead.retry_all())
+
+
+@pytest.mark.parametrize(("held_ms", "is_free"), [(60_000, False), (3_600_000, True), (0, True)])
+def test_a_lock_from_before_the_clock_was_set_back_keeps_no_notice_waiting(bench, held_ms, is_free):
+    """A retry takes such a lock at once, but the caller was informed only when it had expired. The
+    controls: a lock that a retry has just taken, and one without an end."""
+    [job] = bench.killed(JOB)
+    lock = bench.keys.lock(f"retry:{job.id}")
+    bench.client.set(lock, structure.RETRY_LOCK_MS, px=held_ms or None)
+    bench.client.sadd(bench.keys.unannounced, job.id)
+    if is_free:
+        assert bench.dead_set.awaits(job, job.notice)
+    else:
+        with pytest.raises(structure.BeingRetried):
+            bench.dead_set.awaits(job, job.notice)
