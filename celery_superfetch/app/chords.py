@@ -10,8 +10,10 @@ note on the server names as published, so that it is not sent twice.
 
 ``fail_part`` counts a part that never ran to its end. ``announcement`` calls it in the run of a
 notice, the job that announces a dead-lettered job; if that process dies, the notice is recovered,
-and calls it again. ``worker/unknown_tasks.py`` calls it for a job that no worker can run, when the
-job has left its queue: if the worker dies just before, the chord is not failed, and waits.
+and calls it again. ``worker/unknown_tasks.py`` calls it for a job that no worker can run, before it
+moves the job to the dead set: if the worker dies in between, the job is recovered, and its part
+still counts once. With ``unknown_tasks="discard"`` Celery has acked the job before the call: if the
+worker dies in between, the chord is not failed, and waits.
 
 Foreign names:
 

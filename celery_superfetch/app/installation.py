@@ -105,11 +105,13 @@ def install(app: App, **options: Unpack[Options]) -> App:
 
 
 def install_in_copy(app: Celery) -> None:
-    """Install into a copy of an app that is just being unpickled. Its settings have the options.
+    """Install into a copy of an app that is just being unpickled. Its settings have the options if
+    the app was configured before it was pickled.
 
     Celery calls this in the copy's constructor: it is one of the app's fixups, which are pickled as
     names. Without it a spawned pool process would run its tasks as stock Celery does, so a chord
-    whose last part is killed would wait for ever.
+    whose last part is killed would wait for ever. An app whose class has its own
+    ``__reduce_args__`` pickles no fixups: its copies stay stock.
     """
     # The app's signals are made after the fixups, and before the call of ``on_init``.
     on_init = app.on_init

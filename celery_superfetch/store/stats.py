@@ -131,15 +131,16 @@ class Stats(Structure):
         key = self.keys.deaths
         rows = []
         for done, death in deaths:
-            at = death.setdefault("at", now - int((monotonic_now - done) * 1000))
-            rows.append((json.dumps(death), at, death))
-        scores = self._at_once([("ZSCORE", key, text) for text, *_ in rows])
+            death.setdefault("at", now - int((monotonic_now - done) * 1000))
+            rows.append((json.dumps(death), death))
+        scores = self._at_once([("ZSCORE", key, text) for text, _ in rows])
         # A transaction: if it is refused, nothing was written; if its reply is lost, the next try
         # finds by its rows whether their recoveries were counted.
         with self.client.pipeline(transaction=True) as pipe:
-            for (text, at, death), score in zip(rows, scores, strict=True):
+            for (text, death), score in zip(rows, scores, strict=True):
                 if score is not None:
                     continue
+                at = death["at"]
                 pipe.zadd(key, {text: at})
                 if death.get("recovered", 0) + death.get("killed", 0):
                     for field, growth in recovery_counters(max(0, at - death["last_heartbeat"])):

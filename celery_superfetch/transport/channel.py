@@ -377,9 +377,11 @@ class Channel(FrugalChannel):
         ends: its retry, or the next task of its chain), a script pushes it and notes it in the
         job's claim, so that a second run of the job does not send it again."""
         step = handing.get()
+        if step is None:
+            return super()._put(queue, message, **kwargs)
         with repeatable():
-            is_step = step is not None and is_published_as(step, message, self)
-        if step is None or not is_step:
+            is_step = is_published_as(step, message, self)
+        if not is_step:
             return super()._put(queue, message, **kwargs)
         if self._steps is None or self._steps.client.connection_pool is not self.pool:
             from ..store.private_lists import PrivateLists

@@ -38,5 +38,6 @@ class Intake:
     #: whose ETA is later: the job leaves the private list, and waits in Redis in the parked set.
     park_if_due_later: Callable[[Any], bool] = _never
     #: Called with (message, error) after the consumer raised an error. A worker's callback
-    #: dead-letters the job if its message is unreadable. False: the error is raised.
+    #: dead-letters the job if its message is unreadable, and parks it if a server has refused a
+    #: command meanwhile. False: the error is raised.
     reject_unreadable: Callable[[Any, Exception], bool] = _never

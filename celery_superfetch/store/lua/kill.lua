@@ -8,8 +8,8 @@
 --       their records (0: any number), most jobs to drop for this one, 1 if its caller is to be told, queue
 --       list, the notice (empty: there is none), the placeholder in it for the id in the dead set, ms of the
 --       queue's x-expires (0: none), name of its task (empty: it is not registered)
--- Returns: {"ok", id in the dead set, 1 if its notice was pushed, else 0}; {"unmarked"}, {"moved"} or {"recounted"} when the decision
---       no longer holds
+-- Returns: {"ok", id in the dead set, 1 if its notice was pushed, else 0}; {"unmarked"}, {"moved"} or
+--       {"recounted"} when the decision no longer holds
 -- Crash: the job is in the dead set, and its notice is on the queue.
 local dead, jobs, caps, unannounced, bytes, stats, dropped, cap, owner_record, private, counters, queue, rows,
   minutes, minute_rows = unpack(KEYS)
