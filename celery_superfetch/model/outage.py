@@ -2,8 +2,9 @@
 
 A worker's maintenance thread (``worker/maintenance.py``) has ``Outage``s for each owner: a
 worker has an owner in each database that it claims jobs from, and each may be on another server. A
-channel's ``Upkeep`` has one for the refused calls of a plain consumer. It is in memory alone; after
-a death the next process logs the outage again.
+channel's ``Upkeep`` has one for the refused calls of a plain consumer, and its ``QoS`` one for jobs
+that the server refuses to move. It is in memory alone; after a death the next process logs the
+outage again.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ class Outage:
 
     def failed(self, text: str, *values: object) -> None:
         """Log a failed try as a warning, if a line is due; else at DEBUG."""
-        now = monotonic()
-        if self._began is None:
-            self._began, self._next_line = now, now
+        # Other threads may log the end meanwhile.
+        now, began = monotonic(), self._began
+        if began is None:
+            self._began = self._next_line = began = now
         level = logging.DEBUG
         if now >= self._next_line:
             level, self._next_line = logging.WARNING, now + self._interval_s
-            if now > self._began:
-                text, values = f"{text} This has lasted for %.0f s.", (*values, now - self._began)
+            if now > began:
+                text, values = f"{text} This has lasted for %.0f s.", (*values, now - began)
         self._logger.log(level, text, *values)
 
     def ended(self, text: str) -> None:
         """Log that a try succeeded after one that failed; do nothing if the last try succeeded as
         well. ``text`` says what works again."""
-        if self._began is not None:
-            seconds, self._began = monotonic() - self._began, None
-            self._logger.info("%s again, after %.0f s.", text, seconds)
+        began, self._began = self._began, None
+        if began is not None:
+            self._logger.info("%s again, after %.0f s.", text, monotonic() - began)

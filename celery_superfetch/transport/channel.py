@@ -264,7 +264,9 @@ class Channel(FrugalChannel):
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
         fetch, lease = self.fetch, None
         try:
-            while (lease := fetch.claim_one(lists)) is not None:
+            while not self.qos.has_many_returning:
+                if (lease := fetch.claim_one(lists)) is None:
+                    return None
                 if (message := self.qos.receive(lease)) is not None:
                     self.owner.leases.deliver(lease)
                     return message

@@ -32,6 +32,7 @@ from redis.exceptions import ResponseError
 from ..model.humanize import number
 from ..model.job import DELIVERY, Job
 from ..model.log_text import one_line_each
+from ..model.outage import Outage
 from ..owner.in_flight.pending import REFUSED_INTERVAL
 from .fetch.credit import Credit
 
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from ..owner.owner import Owner
 
 logger = one_line_each(get_logger(__name__))
+
+#: Jobs whose requeue is pending, at most, with which a channel claims further ones. A job that the
+#: server refused to move waits for its requeue in this process, and does not count against the
+#: prefetch, so that other jobs run. Without a limit a worker would claim a whole queue of such jobs
+#: into memory.
+RETURNING_MAX = 100
 
 
 def mark_redelivered(message: dict[str, Any]) -> None:
@@ -116,7 +123,14 @@ class Delivery:
             return None
         dead = method(self.lease, *args)
         self.drop()
+        self.channel.qos.note_moved()
         return dead
+
+    def requeue_refused(self, refusal: ResponseError) -> None:
+        """Requeue the job, which has not run, after a pause: the server has refused to move it."""
+        if self.is_open:
+            self.drop()
+            self.channel.qos.requeue_refused(self.lease, refusal)
 
     def drop(self) -> None:
         """Forget the job, which leaves by another way than an ack; wake the loop, which may claim
@@ -176,6 +190,8 @@ class QoS:
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
+        #: Of the moves of claimed jobs to the dead set or to probation, which the server refuses.
+        self.refusals = Outage(logger)
         #: Calls ``restore_unacked_once`` if the channel is still open at the exit of the process.
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
@@ -192,6 +208,12 @@ class QoS:
         fetch = self.channel._fetch
         return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
+    @property
+    def has_many_returning(self) -> bool:
+        """Return whether so many jobs wait in this process for their requeue that the channel may
+        claim none (``RETURNING_MAX``)."""
+        return bool(self.channel.owner.leases.returning_count >= RETURNING_MAX)
+
     def can_consume(self) -> bool:
         """Return whether kombu may read a message by BRPOP, from a queue without acks. Celery's
         worker puts a function of its own in the place of this one (``worker_disable_prefetch``)."""
@@ -207,7 +229,7 @@ class QoS:
 
     def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        if fetch.owner.stopping:
+        if fetch.owner.stopping or self.has_many_returning:
             return 0
         backlog_count = len(fetch.backlog)
         if counts_slots:
@@ -253,24 +275,36 @@ class QoS:
         """Return whether the channel's intake has settled a job, or was to settle it and the server
         refused that: the job is requeued after a pause then."""
         try:
-            return self.channel.intake.apply_limits(lease, self.channel)
+            is_settled = self.channel.intake.apply_limits(lease, self.channel)
         except ResponseError as exc:
-            self._requeue_refused(lease, exc)
+            self.requeue_refused(lease, exc)
             return True
+        if is_settled:
+            self.note_moved()
+        return bool(is_settled)
 
-    def _requeue_refused(self, lease: Lease, refusal: ResponseError) -> None:
+    def requeue_refused(self, lease: Lease, refusal: ResponseError) -> None:
         """Requeue, after a pause, a job that the server has refused to move (it is full, say, or a
         key has another type). If the refusal were raised, it would end the worker. The job would be
-        the first of its queue again, and end the next worker."""
-        logger.warning(
+        the first of its queue again, and end the next worker. If it were deferred, the job would
+        keep its place in the prefetch, and with enough such jobs no other one would be claimed."""
+        leases = self.channel.owner.leases
+        leases.requeue_later(lease)
+        self.refusals.failed(
             "Job %s could not be moved to the dead set or put on probation (%s), and may not run: "
-            "it is requeued without a strike in %g s. Other jobs continue. Check the keys, memory, "
-            "disk and replicas of Redis.",
+            "it is requeued without a strike in %g s, as other such jobs are (jobs=%d). Other jobs "
+            "continue. Check the keys, memory, disk and replicas of Redis.",
             lease.job.title,
             refusal,
             REFUSED_INTERVAL,
+            leases.returning_count,
         )
-        self.channel.owner.leases.requeue_later(lease)
+
+    def note_moved(self) -> None:
+        """Note that the server has moved a job. Its refusals have ended if no refused job waits for
+        its requeue."""
+        if self.refusals.lasts and not self.channel.owner.leases.returning_count:
+            self.refusals.ended("Redis accepts moves to the dead set and to probation")
 
     def receive(self, lease: Lease) -> Message | None:
         """Return the message in a payload, which is unsettled from now on; None if it holds no
@@ -286,7 +320,9 @@ class QoS:
             try:
                 self.channel.owner.settlement.kill_unparseable(lease)
             except ResponseError as exc:
-                self._requeue_refused(lease, exc)
+                self.requeue_refused(lease, exc)
+            else:
+                self.note_moved()
             return None
 
     def append(self, message: Any, delivery_tag: Any) -> None:

@@ -1,7 +1,8 @@
 """Settles a job where its server or a callback of its request fails.
 
-``settle`` defers a recovery, or a move to the dead set, while the server cannot be reached. The
-modules of this room call it for each job that cannot run.
+``settle`` defers a recovery, or a move to the dead set, while the server cannot be reached. If the
+server refuses it, a job that has not run is requeued after a pause. The modules of this room call
+it for each job that cannot run.
 
 ``call_back`` calls a callback of a job's request when the pool reports the end of a job, or a time
 limit. If the callback raises an error, it frees the job's slot in the worker, and recovers the job.
@@ -29,7 +30,7 @@ from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker import state
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
@@ -48,12 +49,16 @@ def settle(
 ) -> DeadJob | None:
     """Settle a job by ``settlement``, a method of ``Settlement``
     (``owner/in_flight/settlement.py``) that gets the lease, ``why`` and ``args``. If the server
-    cannot be reached, the maintenance thread calls it later. Return the dead job if the job was
-    dead-lettered."""
+    cannot be reached, the maintenance thread calls it later. If it refuses the call, a job that has
+    not run is requeued after a pause, without a strike; for one that has run, whose end is to be
+    counted, the call is made later. Return the dead job if the job was dead-lettered."""
     end = partial(delivery.end_by, settlement, why, *args)
     try:
         return end()
     except (RedisError, OSError) as exc:
+        if isinstance(exc, ResponseError) and delivery.lease.may_start:
+            delivery.requeue_refused(exc)
+            return None
         logger.warning(
             "Job %s (%s) could not be requeued or moved yet (%s): it is safe in Redis, in this "
             "worker's private list, until Redis answers. Check Redis.",

@@ -13,8 +13,9 @@ If the worker dies before the park is sent, the job is in its owner's private li
 reaper of another worker recovers it, without a strike unless its start was recorded (a claim
 records the starts of as many jobs as slots are free). Before a job of an unknown task is moved to
 the dead set, Celery's method stores its failure, and its chord is failed. If the result backend is
-away, the move also queues a *notice* (the job that informs the caller later). If the worker dies
-between the two, the job is recovered, and its caller is informed once more.
+away, or Redis has refused the last move, the move also queues a *notice* (the job that informs the
+caller later). If the worker dies between the two, or the move is refused, the job is recovered or
+requeued, and its caller is informed once more.
 """
 
 from __future__ import annotations
@@ -103,15 +104,18 @@ class Discards:
             why = f"it was requeued {returns} times"
         owner = delivery.owner
         if not is_unknown:
-            settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
-            # Celery's, for its log and its signal. If Redis has refused the move, the job is still
-            # to be moved: an ack would lose it.
-            return discard(*args[:-2], _unsettled(message), exc)
+            dead = settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
+            # Celery's, for its log and its signal. If the move is deferred, the job is still to be
+            # moved: an ack would lose it. A job that was requeued comes back, each few seconds.
+            if dead is not None or delivery.is_open:
+                discard(*args[:-2], _unsettled(message), exc)
+            return None
         if not delivery.is_open:
             return None
-        # An error of the server must not be raised: after a refusal (the dead set's key has another
-        # type, say) the worker would end, and the next one that claims the job.
-        if self._informs_caller(delivery, discard, *args):
+        # While the server refuses moves, each job comes back again and again. If its caller were
+        # informed first, that would be each time.
+        are_refused = delivery.channel.qos.refusals.lasts
+        if not are_refused and self._informs_caller(delivery, discard, *args):
             settle(delivery, partial(_kill, owner.settlement), f"{here}; {why}")
         else:
             settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)

@@ -111,7 +111,7 @@ def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     client.set(in_the_way, "no set")
     client.lpush("celery", broken, payload(message("next")))
     eventually(lambda: "next" in ledger.starts())
-    one.wait_log("could not be requeued or moved yet")
+    one.wait_log("could not be moved to the dead set")
     eventually(lambda: [*db.held().values()] == [["odd"]])
     client.delete(in_the_way)
     eventually(lambda: [record["payload"].encode() for record in db.dead()] == [broken])

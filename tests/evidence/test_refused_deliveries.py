@@ -3,6 +3,8 @@ other jobs at once, and with that one later. Each of these ended one worker afte
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from celery_superfetch.model.job import digest
@@ -52,12 +54,80 @@ def test_a_job_that_cannot_be_moved_to_the_dead_set_keeps_no_other_waiting(
     one = worker(concurrency=2, options=OPTIONS)
     shop.tasks["shop.note"].delay("behind")
     eventually(lambda: ledger.runs() == {"behind": 1})
-    one.wait_log("requeued or moved yet" if task else "could not be moved to the dead set")
+    one.wait_log("could not be moved to the dead set")
     refused_count = one.log().count("could not be")
     client.delete("superfetch:dead")
     eventually(lambda: len(db.dead()) == 1, 20)
     assert one.alive()
     assert refused_count < 5, "it is not tried again without a pause"
+
+
+@pytest.mark.parametrize("is_unknown", [True, False], ids=["unknown", "unparseable"])
+@pytest.mark.parametrize("multiplier", [1, 4])
+def test_many_jobs_that_cannot_be_moved_keep_no_other_waiting(
+    worker, make_app, ledger, client, db, is_unknown, multiplier
+):
+    """More than the prefetch. Those of an unknown task kept their places there, so that nothing
+    else was claimed. Each of the others was logged again every 5 s."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    if is_unknown:
+        sent = [shop.send_task("no.such", queue="celery") for _ in range(20)]
+    else:
+        client.lpush("celery", *(f"junk{number}" for number in range(20)))
+    shop.tasks["shop.note"].delay("behind")
+    prefetch = f"--prefetch-multiplier={multiplier}"
+    one = worker(pool="threads", concurrency=1, options=OPTIONS, args=[prefetch])
+    eventually(lambda: ledger.runs() == {"behind": 1})
+    time.sleep(6)  # each of them is refused once more
+    log = one.log()
+    assert log.count("could not be moved to the dead set") == 1, "one line for all of them"
+    assert log.count("Received unregistered task") <= 1, "the callers are not informed each time"
+    client.delete("superfetch:dead")
+    eventually(lambda: len(db.dead()) == 20, 30)
+    one.wait_log("Redis accepts moves to the dead set and to probation again")
+    if is_unknown:
+        for job in sent:
+            with pytest.raises(Exception, match=r"no\.such"):
+                shop.AsyncResult(job.id).get(timeout=30)
+    eventually(lambda: not db.private_lists())
+    assert one.alive()
+
+
+def test_a_worker_holds_few_of_the_jobs_that_cannot_be_moved(worker, make_app, ledger, client):
+    """It claimed the whole queue into its memory."""
+    client.set("superfetch:dead", "a text")
+    client.lpush("celery", *(f"junk{number}" for number in range(1000)))
+    one = worker(pool="threads", concurrency=1, options=OPTIONS)
+    one.wait_log("could not be moved to the dead set")
+
+    def held_count() -> int:
+        values = [v for key in client.keys("superfetch:private:*") for v in client.hvals(key)]
+        return sum(value.startswith(b"junk") for value in values)
+
+    eventually(lambda: held_count() >= 100)
+    always(lambda: held_count() < 120, 6.0)
+    make_app(superfetch=False).tasks["shop.note"].apply_async(("first",), queue="aside")
+    client.lmove("aside", "celery", "RIGHT", "RIGHT")
+    eventually(lambda: ledger.runs() == {"first": 1}, 20)
+    assert one.alive()
+
+
+def test_a_suspect_that_cannot_be_moved_keeps_no_other_waiting(
+    worker, make_app, ledger, client, db
+):
+    """It waited for its requeue as if it had its solo run, and nothing ran meanwhile."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    db.suspect(b"junk", "celery")
+    one = worker(pool="threads", concurrency=1, options=OPTIONS)
+    one.wait_log("could not be moved to the dead set")
+    began = time.monotonic()
+    shop.tasks["shop.note"].delay("other")
+    eventually(ledger.runs)
+    assert time.monotonic() - began < 3
+    assert ledger.runs() == {"other": 1}
+    assert one.alive()
 
 
 def solo(worker, own: Server, url: str):

@@ -147,6 +147,11 @@ class InFlight:
         """The number of jobs that still run although their channel is closed."""
         return self.leases.counts[State.DETACHED]
 
+    @property
+    def returning_count(self) -> int:
+        """The number of jobs whose requeue is pending, also those that wait for its time."""
+        return self.leases.counts[State.RETURNING]
+
     def deadline(self, lease: Lease) -> float:
         """Return until when a job may begin (s of ``clock``). No peer can declare this owner dead
         before that. 0.0: the job may not begin now."""
@@ -256,8 +261,11 @@ class InFlight:
     def requeue_later(self, lease: Lease) -> None:
         """Requeue a job that the server has just refused to move, after ``REFUSED_INTERVAL``: if it
         were requeued at once, it would be claimed and refused again without a pause. It goes to the
-        back of its queue, so that many such jobs keep no other job waiting."""
+        back of its queue, so that many such jobs keep no other job waiting. If it was in its solo
+        run, that has ended."""
         with self.lock:
+            if self.leases.solo is lease:
+                self.leases.solo = None
             lease.returns_after = monotonic() + REFUSED_INTERVAL
             self.pending.add_return(lease, Event.REQUEUE, "back")
 

@@ -101,7 +101,8 @@ class Lease:
     #: The decision of a move to the dead set that had no reply: it may have been carried out.
     unanswered_kill: Recovery | None = None
     returns_to: str = "front"  # of its queue; or "back"
-    #: After the server refused a requeue, the next one is not sent before this time (monotonic s).
+    #: After the server refused to move the job (a requeue, a park, a move to the dead set or to
+    #: probation), its requeue is not sent before this time (monotonic s).
     returns_after: float = 0.0
     due_ms: int = 0  # of a job that is to be parked until then, by the server's clock
     delay_ms: int = 0  # of a job that is to be parked for so long, since it cannot run now

@@ -60,7 +60,9 @@ UNREAD_REPLIES_MAX = 16
 #: Jobs that one command acks at most: a pool of greenlets may end thousands in one tick.
 ACKS_PER_COMMAND = 1000
 
-REFUSED_INTERVAL = 5.0  # seconds until a requeue or a park that the server refused is sent again
+#: Seconds until a job that the server refused to move is requeued: after a refused requeue, park,
+#: or move to the dead set or to probation.
+REFUSED_INTERVAL = 5.0
 
 NOT_YET = (
     "Requeue failed (jobs=%d): %s. The jobs are safe in Redis, in this worker's private list: they "

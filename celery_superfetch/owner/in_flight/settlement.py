@@ -4,8 +4,9 @@ is *recovered* (moved to its queue, or to probation, and counted in its history)
 (moved to the dead set; in names of code: killed).
 
 A worker's main process calls it, in the thread that handles the job (the consumer's loop, or a
-thread of the pool). After an error of the server the call is deferred, and repeated in the
-maintenance thread (``settle`` of ``worker/settling.py``). ``worker/request.py`` and
+thread of the pool). If the server cannot be reached, the call is deferred, and repeated in the
+maintenance thread (``settle`` of ``worker/settling.py``). If it refuses the call, a job that has
+not run is requeued after a pause. ``worker/request.py`` and
 ``worker/settling.py`` call it for a lost run,
 ``worker/job_limits.py`` before the delivery of a job over a limit, ``worker/unreadable_jobs.py``
 for a message that Celery cannot receive, ``worker/unknown_tasks.py`` for a task that no worker
