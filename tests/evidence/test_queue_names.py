@@ -74,6 +74,6 @@ def test_a_notice_never_raises(queue, make_app, caplog):
     """It is made while a job is settled: an error here would keep the job for ever."""
     app = make_app(options={"sep": ":"})
     assert Notices(app)(queue)
-    app.conf.task_serializer = "none of these"
+    app.conf.task_serializer, app.conf.accept_content = "none of these", ["none of these"]
     assert Notices(app)(queue) == b""
     assert "No failure notification could be made" in caplog.text
