@@ -66,8 +66,7 @@ DONE_S = 300
 #: KEYS: results, added, size, names, group, claim
 #: ARGV: id, result, "1" if the results are ordered, index, seconds until the keys expire (0:
 #:       never), the same for the group's key, seconds of the publish lease, its token
-#: Returns: how many parts are counted (-1: the chord has ended), how many were added, how many
-#:       there were, 1 if it is this part that has to publish the body
+#: Returns: 1 if it is this part that has to publish the body; 0 if not, or the chord has ended
 #: Crash: the part is counted, or not; its next run gets the same answer.
 COUNT = PatientScript(
     b"""
@@ -76,7 +75,7 @@ local id, result, ordered, index = ARGV[1], ARGV[2], ARGV[3] == '1', ARGV[4]
 local expires, group_expires = tonumber(ARGV[5]), tonumber(ARGV[6])
 local lease, token = tonumber(ARGV[7]), ARGV[8]
 if redis.call('GET', claim) == 'done' then
-  return {-1, 0, 0, 0}
+  return 0
 end
 local part = id .. ':' .. index
 local earlier = false
@@ -127,7 +126,7 @@ if total and counted == tonumber(total) + tonumber(more or 0) then
     redis.call('SET', claim, token, 'EX', lease)
   end
 end
-return {counted, more, total, completes and 1 or 0}
+return completes and 1 or 0
 """,
     "count its part of a chord",
 )
@@ -252,8 +251,7 @@ def _completes(backend: Any, request: Any, state: str, result: Any) -> str:
     token = uuid4().hex
     args = [id, encoded, ordered, place, expires, of_group, lease, token]
     keys = [*keys, backend.get_key_for_group(group), claim]
-    completes = COUNT(keys, args, client=backend.client)[3]
-    return token if completes else ""
+    return token if COUNT(keys, args, client=backend.client) else ""
 
 
 def _collected(backend: Any, group: str) -> list[Any]:
