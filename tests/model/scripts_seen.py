@@ -268,8 +268,9 @@ class Truth(Known):
                 missing.append(number)
                 continue
             card = self.cards[payload]
-            self.lists[probation if card.probation else queue][payload] += 1
-            if card.probation:
+            is_suspect = self._goes_on_probation(payload, is_rollback=call.args[1] == "rollback")
+            self.lists[probation if is_suspect else queue][payload] += 1
+            if is_suspect:
                 self.on_probation.add(call.args[0])
             card.counted = True
             card.runs -= ran
@@ -277,6 +278,14 @@ class Truth(Known):
                 card.stops += 1
                 self.notable["a stop cut a run short"] += 1
         assert reply == missing
+
+    def _goes_on_probation(self, payload: bytes, is_rollback: bool, count: int = 1) -> bool:
+        """Whether a job returns to its probation list. After an operator's rollback it is on its
+        queue, and runs beside others until it is put on probation again."""
+        card = self.cards[payload]
+        if card.probation and is_rollback:
+            card.chances += count
+        return bool(card.probation and count and not is_rollback)
 
     def _park(self, call: Call, reply: Any) -> None:
         """Jobs that cannot run now, or not again yet, wait for later."""
@@ -305,7 +314,7 @@ class Truth(Known):
         for key in [key for key in self.lists if key.startswith(parked_of)]:
             name = key.removeprefix(parked_of)
             for payload, count in self.lists[key].items():
-                is_suspect = bool(count and self.cards[payload].probation)
+                is_suspect = self._goes_on_probation(payload, not probation_of, count)
                 self.lists[(probation_of if is_suspect else queue_of) + name][payload] += count
                 if is_suspect:
                     self.on_probation.add(name)
@@ -410,6 +419,10 @@ class Truth(Known):
             max(card.strikes, min(card.strikes + 1, most)) if struck else card.strikes
         )
         card.blamed += struck
+        # Losses of its own pool processes alone put it on no probation. So it may meet others at
+        # its last strike but one, and a death beside others is never the last strike.
+        if blame == "suspect" and strikes == card.strikes and most > 0:
+            card.chances += 1
         if blame == "exact":
             assert self.culprits.get(owner, payload) == payload, "another job has done it"
             if payload not in self.killers:
