@@ -129,20 +129,32 @@ def test_a_refused_fork_is_tried_again_and_costs_no_job_a_strike(
     one.stop()
 
 
+@pytest.fixture
+def with_an_empty_pool(not_forking, shop, ledger, db):
+    """`with_an_empty_pool(without="")`: a worker whose last pool process was killed, and which can
+    fork none; it has claimed "waits"."""
+
+    def start(without: str = "") -> Any:
+        one, _ = not_forking(without, happens="limited_forks,short_patience_with_forks")
+        one.wait_log("Its pool has 1 of 2 processes and runs fewer jobs at once")
+        ledger.release()
+        eventually(lambda: "held" in ledger.finishes())
+        eventually(db.settled)
+        [last] = one.children()
+        last.kill()
+        one.wait_log("Its pool has 0 of 2 processes and runs no job")
+        shop.note.delay("waits")
+        eventually(lambda: db.held(), message="it claims the job")
+        return one
+
+    return start
+
+
 def test_a_worker_without_a_pool_process_leaves_its_jobs_to_others(
-    not_forking, worker, shop, ledger, db
+    with_an_empty_pool, worker, ledger, db
 ):
     """It lived on, and kept the jobs that it had claimed."""
-    one, _ = not_forking(happens="limited_forks,short_patience_with_forks")
-    one.wait_log("Its pool has 1 of 2 processes and runs fewer jobs at once")
-    ledger.release()
-    eventually(lambda: "held" in ledger.finishes())
-    eventually(db.settled)
-    [last] = one.children()
-    last.kill()
-    one.wait_log("Its pool has 0 of 2 processes and runs no job")
-    shop.note.delay("waits")
-    eventually(lambda: db.held(), message="it claims the job")
+    one = with_an_empty_pool()
     assert one.wait_exit() == 1, one.tail()
     assert "no pool process could be forked for 3 s" in one.log()
     assert db.waiting() == ["waits"]
@@ -151,17 +163,8 @@ def test_a_worker_without_a_pool_process_leaves_its_jobs_to_others(
     eventually(lambda: "waits" in ledger.finishes())
 
 
-def test_the_control_such_a_worker_keeps_its_jobs(not_forking, worker, shop, ledger, db):
-    patience = "limited_forks,short_patience_with_forks"
-    one, _ = not_forking("ends_of_empty_pools", happens=patience)
-    ledger.release()
-    eventually(lambda: "held" in ledger.finishes())
-    eventually(db.settled)
-    [last] = one.children()
-    last.kill()
-    one.wait_log("Its pool has 0 of 2 processes and runs no job")
-    shop.note.delay("waits")
-    eventually(lambda: db.held(), message="it claims the job")
+def test_the_control_such_a_worker_keeps_its_jobs(with_an_empty_pool, worker, ledger, db):
+    one = with_an_empty_pool("ends_of_empty_pools")
     worker(name="idle")
     always(lambda: one.alive() and db.held() and "waits" not in ledger.starts(), during=8)
     one.die()

@@ -45,15 +45,22 @@ def test_a_process_registers_again_after_an_interrupted_leave(url, bench, monkey
         assert set(bench.registry.owners()) == {owner.name}
 
 
-def test_a_requeue_that_waits_is_sent_after_an_interrupted_close(fresh_server, monkeypatch):
-    """The jobs stayed with the closed consumer, and its heartbeats, until its process ended."""
+@pytest.fixture
+def refused(fresh_server):
+    """A consumer that has a job, and the client of its server, which refuses writes from now on."""
     server = fresh_server()
     client = server.client()
     client.lpush("mail", payload(1))
     inbox = Inbox(server.url())
     inbox.receive(1)
-    owner = inbox.channel.owner
     client.config_set("min-replicas-to-write", 1)
+    return inbox, client
+
+
+def test_a_requeue_that_waits_is_sent_after_an_interrupted_close(refused, monkeypatch):
+    """The jobs stayed with the closed consumer, and its heartbeats, until its process ended."""
+    inbox, client = refused
+    owner = inbox.channel.owner
     with monkeypatch.context() as patch:
         patch.setattr(owner, "_settle", lambda: sleep(1))
         with interrupted(0.3):
@@ -68,7 +75,7 @@ def test_a_requeue_that_waits_is_sent_after_an_interrupted_close(fresh_server, m
     [("can't start new thread", True), ("can't create new thread at interpreter shutdown", False)],
 )
 def test_a_process_that_cannot_leave_for_lack_of_a_thread_logs_that(
-    fresh_server, monkeypatch, caplog, text, is_logged
+    refused, monkeypatch, caplog, text, is_logged
 ):
     """It was registered, with its jobs, until it ended, and no log said so. The control: at the
     exit of the process it leaves once more."""
@@ -76,13 +83,8 @@ def test_a_process_that_cannot_leave_for_lack_of_a_thread_logs_that(
     def fail(*_: Any) -> None:
         raise RuntimeError(text)
 
-    server = fresh_server()
-    client = server.client()
-    client.lpush("mail", payload(1))
-    inbox = Inbox(server.url())
-    inbox.receive(1)
+    inbox, client = refused
     owner = inbox.channel.owner
-    client.config_set("min-replicas-to-write", 1)
     with monkeypatch.context() as patch:
         patch.setattr(LateLeave, "start", fail)
         inbox.channel.close()
