@@ -86,11 +86,10 @@ def _step_of(run: Run, message: Any) -> tuple[Step | None, bool]:
     id, task = fields["id"], fields["task"]
     chord = embed.get("chord") and (fields.get("group") or fields.get("taskset"))
     if run.publishes_followers and _is_in_task_of(run):
-        # In the run of a notice (``notice.py``) it is the task's body that publishes the followers
-        # of the dead-lettered job. If an error was raised there, Celery would store it as the
-        # failure of a chord's body, whose errbacks would be lost.
-        is_needed = run.phase is not Phase.BODY or run.is_impatient
-        return run.step(id, task, chord, of_end=True), is_needed
+        # Also in the run of a notice (``notice.py``), whose body publishes the followers of the
+        # dead-lettered job: if an error was raised there, Celery would store it as the failure of
+        # a chord's body, whose errbacks would be lost.
+        return run.step(id, task, chord, of_end=True), True
     is_retry = id == run.task_id and fields.get("retries") == run.retries + 1
     replaces = id in run.replaced_by
     # A replacement has the job's place in its chord. If a chord replaces the job, its parts are no

@@ -160,12 +160,14 @@ class Reaper(Structure):
         if marked is None:
             return None
         report.dead[owner] = reason
-        before, titles = (report.recovered, report.killed), list[str]()
+        recovered_before, killed_before = report.recovered, report.killed
+        titles: list[str] = []
         # If an error ended this here, the death would never be reported: the next pass finds the
         # mark, and drains what is left without a report.
         with report.logging_errors(f"jobs of a worker that was declared dead (owner={owner})"):
             titles = yield from self._drain.in_steps(marked, reason.value, report)
-        recovered, killed = report.recovered - before[0], report.killed - before[1]
+        recovered = report.recovered - recovered_before
+        killed = report.killed - killed_before
         unnamed = recovered + killed - len(titles)
         suffix = f" and {unnamed} more" if unnamed > 0 else ""
         logger.warning(

@@ -285,7 +285,8 @@ class FetchLoop:
         # Of a list that is not open the claim takes none. Its consumer was cancelled, and an
         # exception has interrupted the cancel after the job had landed.
         own_landed = [job for job in of_name if lists.is_open(job.queue_list)]
-        closed = [job for job in of_name if not lists.is_open(job.queue_list)]
+        if closed := [job for job in of_name if not lists.is_open(job.queue_list)]:
+            landed_by_owner[name] = closed
         landed = [job.queue_list for job in own_landed]
         brought = {job.queue_list: job.payload for job in own_landed}
         most = room + len(landed)
@@ -296,7 +297,7 @@ class FetchLoop:
         try:
             # Jobs that have landed for an owner which the server no longer knows cannot be
             # claimed: they are requeued.
-            self._return_landed({**landed_by_owner, name: closed} if closed else landed_by_owner)
+            self._return_landed(landed_by_owner)
             claims, leases = self.owner.claim(
                 order, most, fairness_width, landed, starts, brought, backlog=backlog
             )
