@@ -104,8 +104,9 @@ class Announcement:
         self.progress = NO_PROGRESS
 
     def make(self) -> None:
-        """Announce the job, and mark it as announced in the dead set. Raises what the result
-        backend or the broker raises: the notice then tries again later."""
+        """Announce the job, and mark it as announced in the dead set. The notice tries again later
+        if this raises: NotNow or BeingRetried, if it has to wait; NotSent, or what the result
+        backend or the broker raises, if it has failed."""
         self.dead = dead_set_of(self.app, os.getpid())
         job = self.dead.exact(self.dead_id)
         if job is None:

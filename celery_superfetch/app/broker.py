@@ -4,8 +4,9 @@ and plain Redis clients.
 ``installation`` makes ``AMQP`` the app's class in each of its processes, and Celery then makes each
 broker connection of the app by ``AMQP.Connection``. Connections of other apps stay stock. Beat's
 reap task (which recovers the jobs of dead workers), ``DeadSet``, the inspector, commands and a
-worker that starts call ``client_of``. They, the guard and ``installation`` also call ``config_of``
-and ``database_of``. Each new connection, and ``installation``, call ``set_options``.
+worker that starts or ends call ``client_of``; most of them, and ``app/reaper.py``, call
+``database_of``. A worker that starts, the inspector, the guard and ``installation`` call
+``config_of``. Each new connection, and ``installation``, call ``set_options``.
 
 Nothing here is stored. If the process dies, its connections are closed. If it was a worker, a
 reaper puts the jobs that it had claimed back on their queues.

@@ -46,9 +46,9 @@ from .patient_calls import PatientScript, patiently
 
 logger = one_line_each(get_logger(__name__))
 
-#: Seconds of the publish lease, after the time for which a part may wait for the others' results.
-#: While it lasts, a worker without this package does not publish the body, too.
-LEASE_S = 300
+#: Seconds of the publish lease beyond twice ``result_chord_join_timeout``, which is the lease of
+#: Celery 5.7. While it lasts, a worker without this package does not publish the body, too.
+PUBLISH_LEASE_S = 300
 #: Seconds for which Celery 5.7 may find out that a chord has ended.
 DONE_S = 300
 
@@ -177,7 +177,7 @@ def on_chord_part_return(
 ) -> None:
     """Count a part that has ended, and publish the body if it completes the chord; in place of
     Celery's method."""
-    token = _completes(backend, request, state, result)
+    token = _count_part(backend, request, state, result)
     if not token:
         return
     body = maybe_signature(request.chord, app=backend.app)
@@ -202,7 +202,7 @@ def fail_part(backend: Any, request: Any, exc: Exception) -> None:
     the process. Do nothing on a result backend that is not on Redis."""
     if not (request.chord and is_on_redis(backend)):
         return
-    token = _completes(backend, request, states.FAILURE, exc)
+    token = _count_part(backend, request, states.FAILURE, exc)
     if token:
         body = maybe_signature(request.chord, app=backend.app)
         try:
@@ -236,7 +236,7 @@ def _forgets_ends(backend: Any) -> bool:
     return hasattr(backend, "_chord_result_expires")
 
 
-def _completes(backend: Any, request: Any, state: str, result: Any) -> str:
+def _count_part(backend: Any, request: Any, state: str, result: Any) -> str:
     """Count the part of ``request``. Return the token of its publish lease if its run has to
     publish, or to fail, the body; empty if not."""
     id, group, index = request.id, request.group, request.group_index
@@ -247,7 +247,7 @@ def _completes(backend: Any, request: Any, state: str, result: Any) -> str:
     expires = getattr(backend, "chord_expires", backend.expires) or 0  # the former is of 5.7
     of_group = getattr(backend, "_chord_result_expires", 0)
     ordered, place = int(_is_ordered(backend)), "+inf" if index is None else index
-    lease = LEASE_S + int(2 * (backend.app.conf.result_chord_join_timeout or 0))
+    lease = PUBLISH_LEASE_S + int(2 * (backend.app.conf.result_chord_join_timeout or 0))
     token = uuid4().hex
     args = [id, encoded, ordered, place, expires, of_group, lease, token]
     keys = [*keys, backend.get_key_for_group(group), claim]

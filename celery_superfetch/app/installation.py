@@ -10,7 +10,7 @@ All of it is in memory, so a death loses nothing: the next process installs agai
 Foreign names:
 
 celery utils.
-    set an app's defaults: collections:ConfigurationView._to_keys(key)
+    find out whether the user has set an option: collections:ConfigurationView._to_keys(key)
     be the first receiver: dispatch.signal:Signal.receivers
 """
 

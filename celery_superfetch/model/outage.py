@@ -1,4 +1,4 @@
-"""Keeps an outage of the Redis server from filling the log.
+"""Keeps an outage, or the repeated refusals, of the Redis server from filling the log.
 
 A worker's maintenance thread (``worker/maintenance.py``) has ``Outage``s for each owner: a
 worker has an owner in each database that it claims jobs from, and each may be on another server. A
@@ -16,8 +16,9 @@ OUTAGE_LOG_INTERVAL_S = 60.0  # between two lines of an outage that goes on
 
 
 class Outage:
-    """The log lines of one activity that fails while its server is away, and that its caller tries
-    again each second: one line at the begin, one a minute, one at the end."""
+    """The log lines of one activity that fails while its server is away or refuses it, and that its
+    callers try again every few seconds: one line at the beginning, one a minute, one at the
+    end."""
 
     def __init__(self, logger: logging.Logger, interval_s: float = OUTAGE_LOG_INTERVAL_S) -> None:
         self._logger, self._interval_s = logger, interval_s

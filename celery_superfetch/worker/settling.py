@@ -1,8 +1,8 @@
 """Settles a job where its server or a callback of its request fails.
 
 ``settle`` defers a recovery, or a move to the dead set, while the server cannot be reached. If the
-server refuses it, a job that has not run is requeued after a pause. The modules of this room call
-it for each job that cannot run.
+server refuses it, a job that has not run is requeued after a pause. The other modules of
+``worker/`` call it for each job that cannot run.
 
 ``call_back`` calls a callback of a job's request when the pool reports the end of a job, or a time
 limit. If the callback raises an error, it frees the job's slot in the worker, and recovers the job.

@@ -15,7 +15,9 @@ records the starts of as many jobs as slots are free). Before a job of an unknow
 the dead set, Celery's method stores its failure, and its chord is failed. If the result backend is
 away, or Redis has refused the last move, the move also queues a *notice* (the job that informs the
 caller later). If the worker dies between the two, or the move is refused, the job is recovered or
-requeued, and its caller is informed once more.
+requeued, and its caller is informed once more. An undecodable or invalid job is moved first, always
+with a notice, and Celery's method is called after that: if the worker dies in between, only its log
+line and its signal are missing.
 """
 
 from __future__ import annotations
@@ -102,9 +104,9 @@ class Discards:
             if returns < REQUEUES_MAX:
                 return self._postpone(delivery, here, returns, other)
             why = f"it was requeued {returns} times"
-        owner = delivery.owner
+        settlement, reason = delivery.owner.settlement, f"{here}; {why}"
         if not is_unknown:
-            dead = settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
+            dead = settle(delivery, settlement.kill, reason, self.worker.app)
             # Celery's, for its log and its signal. If the move is deferred, the job is still to be
             # moved: an ack would lose it. A job that was requeued comes back, each few seconds.
             if dead is not None or delivery.is_open:
@@ -116,9 +118,9 @@ class Discards:
         # informed first, that would be each time.
         are_refused = delivery.channel.qos.refusals.lasts
         if not are_refused and self._informs_caller(delivery, discard, *args):
-            settle(delivery, partial(_kill, owner.settlement), f"{here}; {why}")
+            settle(delivery, partial(_kill, settlement), reason)
         else:
-            settle(delivery, owner.settlement.kill, f"{here}; {why}", self.worker.app)
+            settle(delivery, settlement.kill, reason, self.worker.app)
         return None
 
     def _informs_caller(self, delivery: Delivery, discard: Callable[..., None], *args: Any) -> bool:

@@ -1,6 +1,8 @@
-"""Dead-letters (moves to the dead set) a job that Celery cannot read. Such a job would raise an
-error that ends the worker; the worker requeues the job as it ends, and so the job would end one
-worker after another.
+"""Settles a job that fails before its run. A job that Celery cannot read is dead-lettered (moved to
+the dead set): it would raise an error that ends the worker; the worker requeues the job as it ends,
+and so the job would end one worker after another. If a server refused a command meanwhile, the job
+is parked for ``REFUSED_INTERVAL`` seconds. If this worker cannot start a job that was read, the
+worker ends, and the job is recovered without a strike.
 
 If Celery raises an error for a message, ``QoS.deliver`` (``transport/deliveries.py``) or the gate
 calls ``reject_unreadable`` with it: in the worker's loop, or in a timer or a thread of the pool in
@@ -126,7 +128,8 @@ def reject_unreadable(
         ``exc``, and the caller raises it.
 
     Raises:
-        RuntimeError: the worker is at fault, and ends by this error; the job was requeued.
+        RuntimeError: the worker is at fault, and ends by this error; the job was recovered without
+            a strike (requeued, if ``short``), or that was deferred.
     """
     delivery = delivery_of(message)
     shown = exception_of(info_of(exc))  # a plain one, where the log could not print it
