@@ -222,7 +222,7 @@ class DeadSetStore(Structure):
         with ``is_informed`` record, in the same script, that it awaits none any more. Without it,
         raise BeingRetried if a retry has the job's lock."""
         names = [self.keys.unannounced, self.keys.dead_jobs, self._retry_lock(job)]
-        args = [job.id, job.notice, int(is_informed), RETRY_LOCK_MS]
+        args = [job.id, job.notice, int(is_informed)]
         answer = self.scripts.run("informed", names, args)
         if answer < 0:
             raise BeingRetried

@@ -2,14 +2,13 @@
 -- retried and dies again has the same id, another record and another notice.
 -- KEYS: unannounced, dead jobs, the lock of the job's retry
 -- ARGV: job id, id of the notice in the record that the caller of this script has read (empty: it has none),
---       1 when the job's caller has been informed, ms for which a retry takes its lock
+--       1 when the job's caller has been informed
 -- Returns: 1; 0 if the caller awaits none any more, or another: then nothing is recorded; -1 if it awaits this
 --       notice, but a retry has deleted the job's old result and is about to put the job on its queue: if it
 --       was informed now, it would get the failure of a job that runs
 -- Crash: the caller is recorded as informed, or is not.
 local unannounced, jobs, retry = KEYS[1], KEYS[2], KEYS[3]
 local id, notice, is_informed = ARGV[1], ARGV[2], ARGV[3] == '1'
-local longest = tonumber(ARGV[4]) + 1000
 local record = redis.call('HGET', jobs, id)
 if not record or redis.call('SISMEMBER', unannounced, id) == 0 then return 0 end
 -- In the JSON of a record a quote within a text has a backslash: this finds no payload that looks like it.
@@ -24,8 +23,5 @@ if is_informed then
   redis.call('SREM', unannounced, id)
   return 1
 end
--- As lock.lua: one without an end was not taken by a retry, and one that lasts for longer than it was to is
--- from before the server's clock was set back. It would keep the notice waiting for as long as that.
-local ttl_ms = redis.call('PTTL', retry)
-if ttl_ms >= 0 and ttl_ms <= longest then return -1 end
+if is_locked(retry) then return -1 end
 return 1

@@ -177,6 +177,13 @@ local function delete_foreign(stats)
   foreign = {}
 end
 
+-- Whether a lock is held. One without an end was not taken by `lock.lua`, and would be held for ever; one that
+-- lasts for longer than it was to is from before the server's clock was set back.
+local function is_locked(lock)
+  local held, ttl_s = read_note('string', 'GET', lock), redis.call('TTL', lock)
+  return type(held) == 'string' and ttl_s >= 0 and ttl_s * 1000 <= counter(held) + 1000
+end
+
 -- Counts a job by queue list and task, for metrics. An error counts nothing, and does not stop the script.
 -- Rows are bounded: beyond 2,000 fields a new row has no task, beyond 2,500 no queue list either. The caller
 -- names registered tasks only: a producer, who names the others, could use all rows up. `passed` drops rows
