@@ -2,8 +2,8 @@
 
 `superfetch queue` and the page pause and resume a queue, by its name, for all workers of a
 database. ``claim.lua`` and ``probation.lua`` check it in each claim; ``heartbeat.lua`` names the
-paused queues to each worker. The console shows them. kombu's channel of this package
-(``transport/channel.py``) asks ``has`` for a receiver that wants no acks.
+paused queues to each worker. The console shows them, and `superfetch rollback` names them.
+``Queues.pop_message`` asks ``has``: the channel calls it for a receiver that wants no acks.
 
 The hash (``superfetch:paused``) has no TTL, so that a pause survives restarts of workers and of the
 server. One command writes a pause, and one removes it: if the process dies, the queue is paused, or
@@ -17,12 +17,10 @@ import json
 import logging
 from typing import Any, NamedTuple
 
-from redis.exceptions import ResponseError
-
 from ..errors import BadQueue
 from ..model.log_text import one_line_each
 from ..model.records import parsed_json, text_of, whole
-from .database import Structure, is_wrong_type, none_if_wrong_type
+from .database import Structure, none_if_wrong_type
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -44,12 +42,8 @@ class PausedQueues(Structure):
 
     def all(self) -> dict[str, Pause]:
         """Return each paused queue with its pause."""
-        try:
-            rows = self.client.hgetall(self.keys.paused)
-        except ResponseError as exc:
-            if not is_wrong_type(exc):
-                raise
-            return {}  # as the scripts do: a key of another type pauses nothing
+        [reply] = self._at_once([("HGETALL", self.keys.paused)], errors=True)
+        rows = none_if_wrong_type(reply) or {}  # as in the scripts: another type pauses nothing
         return {name.decode(errors="replace"): _pause(row) for name, row in rows.items()}
 
     def has(self, queue: str) -> bool:

@@ -3,8 +3,9 @@
 The fetch loop claims jobs, and a worker's gate starts them. Their deliveries ack and requeue them.
 When a channel closes, or the worker stops, its jobs that do not run are requeued. The owner calls
 ``lose_all`` when the server has lost its name, and a worker's release thread ``release_due``. The
-calls come from any thread but that of the heartbeats, which takes no lock: it only sets
-``needs_reconcile``, and renews or ends ``permit``. Each event changes the state of a *lease* (this
+calls come from any thread but that of the heartbeats, which takes no lock: it sets
+``needs_reconcile``, and what ``pending`` knows of the server (``expires``, ``parking``, the time of
+its restart), and renews or ends ``permit``. Each event changes the state of a *lease* (this
 process's record of one claimed job); ``PendingLeases`` reports the states to the server.
 
 A *waiting note* beside a job on the server says that the job has not begun. If the process dies,
@@ -278,7 +279,7 @@ class InFlight:
         with self.lock:
             for lease in leases:
                 self.pending.add_return(lease, event, where)
-            if self.leases.counts[State.RETURNING]:
+            if self.returning_count:
                 self._send_requeues()
 
     def _send_requeues(self) -> None:
@@ -291,8 +292,7 @@ class InFlight:
                 # connection. The next send opens another.
                 self.pending.flush()
         except RedisError as exc:
-            returning_count = self.leases.counts[State.RETURNING]
-            self.pending.log_later(logger.warning, NOT_YET, returning_count, exc)
+            self.pending.log_later(logger.warning, NOT_YET, self.returning_count, exc)
 
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left by another way than an ack, a requeue or a park."""
