@@ -268,10 +268,8 @@ class Truth(Known):
                 missing.append(number)
                 continue
             card = self.cards[payload]
-            is_suspect = self._goes_on_probation(payload, is_rollback=call.args[1] == "rollback")
-            self.lists[probation if is_suspect else queue][payload] += 1
-            if is_suspect:
-                self.on_probation.add(call.args[0])
+            name, is_rollback = call.args[0], call.args[1] == "rollback"
+            self._requeue_copies(payload, name, (queue, probation), is_rollback=is_rollback)
             card.counted = True
             card.runs -= ran
             if record:
@@ -279,13 +277,25 @@ class Truth(Known):
                 self.notable["a stop cut a run short"] += 1
         assert reply == missing
 
-    def _goes_on_probation(self, payload: bytes, is_rollback: bool, count: int = 1) -> bool:
-        """Whether a job returns to its probation list. After an operator's rollback it is on its
-        queue, and runs beside others until it is put on probation again."""
-        card = self.cards[payload]
+    def _requeue_copies(
+        self,
+        payload: bytes,
+        name: str,
+        lists: tuple[str, str],
+        *,
+        is_rollback: bool,
+        count: int = 1,
+    ) -> None:
+        """Put copies of a job on its queue, the first of ``lists``, or a suspect on its probation
+        list, the second. A rollback puts a suspect on its queue, too: it runs beside others until
+        it is put on probation again."""
+        card, (key, probation) = self.cards[payload], lists
         if card.probation and is_rollback:
             card.chances += count
-        return bool(card.probation and count and not is_rollback)
+        elif card.probation and count:
+            key = probation
+            self.on_probation.add(name)
+        self.lists[key][payload] += count
 
     def _park(self, call: Call, reply: Any) -> None:
         """Jobs that cannot run now, or not again yet, wait for later."""
@@ -314,10 +324,10 @@ class Truth(Known):
         for key in [key for key in self.lists if key.startswith(parked_of)]:
             name = key.removeprefix(parked_of)
             for payload, count in self.lists[key].items():
-                is_suspect = self._goes_on_probation(payload, not probation_of, count)
-                self.lists[(probation_of if is_suspect else queue_of) + name][payload] += count
-                if is_suspect:
-                    self.on_probation.add(name)
+                lists = queue_of + name, probation_of + name
+                self._requeue_copies(
+                    payload, name, lists, is_rollback=not probation_of, count=count
+                )
             total += self.lists[key].total()
             self.lists[key].clear()
         assert reply[0] == total
