@@ -95,7 +95,7 @@ def take_over(
         if not lists:
             return {}, "no queue is bound to its exchange and routing key"
         if not all(queues.can_take([*lists])):
-            return {}, not_a_queue(lists)
+            return {}, _not_a_queue(lists)
         return lists, ""
 
     def leave(job: UnackedEntry, why: str) -> None:
@@ -131,12 +131,13 @@ def take_over(
                 report.requeued += 1
                 report.queues.update([*lists])
             elif outcome is Moved.NO_QUEUE:
-                leave(job, not_a_queue(lists))
+                leave(job, _not_a_queue(lists))
     report.gone = report.found - report.requeued - len(report.left)
     return report
 
 
-def not_a_queue(lists: Mapping[str, int]) -> str:
+def _not_a_queue(lists: Mapping[str, int]) -> str:
+    """Return why a job stays: one of its queue lists is a key of another type."""
     return f"{' or '.join(lists)} is not a queue: the key has another type"
 
 

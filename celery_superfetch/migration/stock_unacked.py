@@ -148,7 +148,7 @@ class Unacked(Structure):
         refused push would not undo the removal of its job.
 
         Arguments:
-            jobs: delivery (the newest first) -> its message, and queue list -> ms of its x-expires.
+            jobs: entry (the newest first) -> its message, and queue list -> ms of its x-expires.
                 Each has one queue list at least, or the job would be gone; a message of a fanout
                 or topic exchange may have several.
         """

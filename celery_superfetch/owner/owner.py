@@ -239,8 +239,8 @@ class Owner:
                 try:
                     thread.start()
                 except BaseException:
-                    # An exception may interrupt the call when the thread runs already. The next
-                    # call would start a second thread with the same session.
+                    # An exception may interrupt the call when the thread runs already. If that
+                    # thread went on, the next call would start a second one with the same session.
                     thread.stopped = True
                     raise
                 self._heartbeat_thread = thread
@@ -418,7 +418,7 @@ class Owner:
                 self._late_leave = LateLeave(self._try_to_leave)
                 try:
                     self._late_leave.start()
-                except RuntimeError as exc:  # it would come out of the close
+                except RuntimeError as exc:  # if it were raised, the channel's close would fail
                     # While the interpreter exits, Python 3.12 and later start no thread.
                     # ``leave_for_good`` follows then. (``sys.is_finalizing`` is true only later.)
                     if "interpreter shutdown" not in str(exc):

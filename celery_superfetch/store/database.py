@@ -3,8 +3,9 @@ and its locks. ``Structure``: the base of each class of ``store/``.
 
 Every process of the package makes a ``Database``: workers, publishers, beat, the console. Most code
 reaches Redis by a subclass of ``Structure``. A lock (``try_lock``) lets one process of many do
-some work at a time. It is taken by reapers for a pass, by beat's task, by workers at a revoke, and
-by the task that announces dead jobs. ``console/permissions.py`` calls ``refusals``.
+some work at a time. It is taken by reapers for a pass or a host check, by beat's task, by workers
+at a revoke, and by the task that announces dead jobs. ``console/permissions.py`` calls
+``refusals``.
 
 A lock is a key with a TTL: if its holder dies, the next process gets it when the key has expired.
 If a process dies while it sends several commands (``Structure._at_once``), the server may have

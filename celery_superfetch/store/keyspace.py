@@ -1,10 +1,11 @@
 """Finds keys by SCAN: of owners (processes that claim jobs) that are not in the registry, and of
 the jobs that are still in Redis after a rollback.
 
-Commands call it, in their own process, and no worker does. `superfetch reap --full` and `superfetch
-rollback` look for all unregistered owners (``owners``); `rollback` counts the jobs that it could
-not move (``left``). `superfetch doctor` makes a limited search for unregistered owners with jobs
-(``holders``) and for queues that no worker consumes (``bound``).
+`superfetch reap --full` and `superfetch rollback` look for all unregistered owners (``owners``);
+`rollback` counts the jobs that it could not move (``left``). `superfetch doctor` makes a limited
+search for unregistered owners with jobs (``holders``) and for queues that no worker consumes
+(``bound_lists``). A reaper's pass, in a worker or in a command, calls ``bound_lists`` when it does
+its house-keeping.
 
 It writes nothing: if the process dies, nothing has to be repaired.
 """

@@ -8,8 +8,11 @@ maintenance thread, in the task that beat sends, or in `superfetch reap` and `ro
 owner is *reaped*. Its record stays for a while as its *tombstone*: while that is there, each *pass*
 (one run of a reaper) drains the owner, that is, moves the jobs of its lists to their queues. Only
 `reap --full` and `superfetch rollback` call ``register_unknown_owner``. A worker that has got a job
-of an unknown task calls ``healthy``: a live peer may have the task. The console reads (``served``,
-``connected``, ``addresses``) and forgets queues that have no worker any more (``forget_served``).
+of an unknown task calls ``healthy``: a live peer may have the task. Reapers and the console ask
+``connected`` to judge an owner without recent heartbeats (``reaper/evidence.py``). An owner looks
+itself up (``knows``, ``last_heartbeat``), and asks for the ``states`` of owners when jobs are
+missing. The console reads (``served``, ``addresses``, ``healthy``) and forgets queues that have no
+worker any more (``forget_served``).
 
 If an owner's process dies, its row and its record stay until a reaper marks them. If a reaper dies
 before ``mark`` has run its script, the owner is still registered, and the next pass marks it. If

@@ -5,7 +5,9 @@ it a *waiting note* for each job that has not begun, and a *steps note* for a jo
 steps (messages that it sends because it ends). Most methods return a ``Call``, which
 ``PendingLeases`` (``owner/in_flight``) sends: in the thread of the worker's event loop, and in a
 thread of the pool if a job is acked there. ``publish_step`` is called in the process that runs the
-job, ``mark_suspect`` by a worker that puts a job on probation. The reaper, an owner after a lost
+job; if the worker's connection has another host or user, ``transport/step_publishing.py`` asks
+``can_publish_steps_of`` before. A worker that puts a job on probation calls ``mark_suspect``. The
+reaper, an owner after a lost
 reply, and `superfetch rollback` call ``held``, ``jobs`` and ``return_landed``; `superfetch
 rollback` also calls ``requeue_all``. The console reads the lists of other owners.
 
@@ -39,6 +41,7 @@ from ..model.log_text import one_line_each
 from ..model.step import Claim, was_published
 from ..model.strikes import STOPS_NAMED, STOPS_TO_FRONT, stop_record
 from .database import Database, Structure, chunks, is_wrong_type
+from .owner_registry import OwnerRegistry
 from .redis.call import Call
 from .redis.clients import LoneConnection
 from .redis.server import warn_once
@@ -208,7 +211,7 @@ class PrivateLists(Structure):
         return Call("probation", names, args)
 
     def mark_suspect(self, job: Job) -> None:
-        """Note in a job's history that its next requeue or recovery puts it on probation."""
+        """Record in a job's history that its next requeue or recovery puts it on probation."""
         key = self.keys.history(digest(job.payload))
         try:
             self._mark(key)
@@ -314,7 +317,7 @@ class PrivateLists(Structure):
         or the owner's tombstone. Raises NoPermissionError if this user may not read that, or may
         not run the script of ``publish_step``."""
         _, owner, _ = self.keys.parse(claim.private.encode())
-        if not self.client.exists(self.keys.owner_record(owner)):
+        if not OwnerRegistry(self.database).knows(owner):
             return False
         # Without a claim id the script does nothing.
         self.publish_step("", b"", (), 0, "", claim._replace(id=""))

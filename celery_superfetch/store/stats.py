@@ -81,7 +81,7 @@ class Counts(NamedTuple):
 
     totals: dict[str, int]
     #: (event, queue list, task) -> jobs; the events are ``recovered``, ``killed``, ``requeued``,
-    #: ``ownership_lost`` and ``record_ownership_lost``. The number of rows is limited: beyond the
+    #: ``ownership_lost`` and ``lost``. The number of rows is limited: beyond the
     #: limit jobs are counted under an empty task, and beyond a second limit under an empty queue
     #: list as well.
     jobs: dict[tuple[str, str, str], int]

@@ -381,6 +381,8 @@ class Channel(FrugalChannel):
         step = handing.get()
         if step is None:
             return super()._put(queue, message, **kwargs)
+        # Both calls are repeatable: one only asks, and the steps note keeps a second try of the
+        # other from publishing the step again.
         with repeatable():
             is_step = is_published_as(step, message, self)
         if not is_step:

@@ -190,7 +190,8 @@ class QoS:
     def __init__(self, channel: Any) -> None:
         self.channel = channel
         self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
-        #: Of the moves of claimed jobs to the dead set or to probation, which the server refuses.
+        #: The time in which the server refuses to move claimed jobs to the dead set or to
+        #: probation. ``worker/unknown_tasks.py`` reads it.
         self.refusals = Outage(logger)
         #: Calls ``restore_unacked_once`` if the channel is still open at the exit of the process.
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)

@@ -58,8 +58,8 @@ def _recall_once(owner: Owner, ids: list[str]) -> None:
     try:
         locked_ids = [id for id in ids if owner.database.try_lock(f"revoke:{id}", RECALL_LOCK_S)]
     except (RedisError, OSError):
-        # This worker may have some of the locks, and the others skip these jobs: if it tried again,
-        # it would skip them, too. A second recall of a job does no harm.
+        # This worker may have some of the locks, and other workers skip these jobs: if it tried
+        # again, it would skip them, too. A second recall of a job does no harm.
         locked_ids = ids
     if locked_ids:
         _recall(owner, locked_ids)

@@ -261,7 +261,9 @@ class Gate(Executor):
         if self.prefork:
             request.message.is_read = not drop_unsendable(self.pool, request, request.job())
         has_run = request.time_start is not None
-        # Also for the caller in whose delivery this is: it sees a lease that may start.
+        # If this is within the job's delivery, ``QoS.deliver`` calls ``reject_unreadable``, too.
+        # The lease may start again by then: without this mark a job that has run would be settled
+        # there as one that has not.
         request.delivery.lease.has_run |= has_run
         if isinstance(exc, Exception):
             is_short_of_threads = isinstance(self.adapter, ThreadAdapter) and isinstance(

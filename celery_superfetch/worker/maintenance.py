@@ -1,7 +1,8 @@
 """Two threads of a worker's main process: one finds dead peers and recovers their jobs, the other
 moves scheduled jobs that are due to their queues.
 
-``bootsteps.Maintenance`` starts both. An *owner* is the identity under which this process claims
+``bootsteps.Maintenance`` starts both; ``bootsteps.Guarded`` makes an ``OwnerMaintenance`` for the
+pass at the worker's start. An *owner* is the identity under which this process claims
 jobs in one database: a process that consumes from two brokers has two. Each second the maintenance
 thread makes a *round* for each owner of the process. A round makes the deferred calls of the owner
 (those that failed while the server was away, or that another thread must not wait for), checks the
@@ -287,8 +288,8 @@ class OwnerMaintenance:
         """Return the stale owners (two heartbeats were missed), of any host, on which a verdict is
         due: at once, and again after each heartbeat interval."""
         interval = self.reaper.config.heartbeat_interval
-        silent = self.owner.staleness.stale_owners(now, MISSED_HEARTBEATS * interval)
-        self._next_judged = {owner: self._next_judged.get(owner, 0.0) for owner in silent}
+        stale = self.owner.staleness.stale_owners(now, MISSED_HEARTBEATS * interval)
+        self._next_judged = {owner: self._next_judged.get(owner, 0.0) for owner in stale}
         due = [owner for owner, due_at in self._next_judged.items() if now >= due_at]
         self._next_judged |= dict.fromkeys(due, now + interval)
         return due

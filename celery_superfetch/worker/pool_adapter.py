@@ -68,8 +68,7 @@ class PoolAdapter:
 
     @property
     def slots(self) -> int:
-        """Number of jobs that can run at once. (A gevent pool's ``num_processes`` is on Celery 5.5
-        the number of jobs that run at the moment.)"""
+        """Number of jobs that can run at once."""
         return int(self.pool.limit)
 
     def call(self, request: Any) -> Call:
@@ -190,7 +189,8 @@ class GreenletAdapter(PoolAdapter):
     @property
     def slots(self) -> int:
         """Number of jobs that can run at once. (Before Celery 5.7 the pool's ``limit`` stays as it
-        was when the pool grows or shrinks.)"""
+        was when the pool grows or shrinks; ``num_processes`` is on 5.5 the number of jobs that run
+        at the moment.)"""
         return int(self.pool._pool.size)
 
     def watch(self, result: Any, ended: Callable[..., object]) -> None:

@@ -518,8 +518,9 @@ def _forget_unforked(processes: Any) -> bool:
 
 def _close_pipe_of_unforked(refusal: OSError) -> None:
     """Close the pipe that billiard has opened for a child that could not be forked, and leaves
-    open. At a try each second, the worker would have no file descriptor left within minutes."""
-    frames = [frame for frame, _line in walk_tb(refusal.__traceback__)]
+    open. At a try each second, the worker would have no file descriptor left within minutes. Its
+    two ends are local variables of billiard's ``Popen._launch``, which is in the traceback."""
+    frames = (frame for frame, _line in walk_tb(refusal.__traceback__))
     launch = next((frame for frame in frames if frame.f_code.co_name == "_launch"), None)
     names = launch.f_locals if launch is not None else {}
     parent_end, child_end = names.get("parent_r"), names.get("child_w")

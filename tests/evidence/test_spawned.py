@@ -15,7 +15,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("without", ["", "copies"], ids=["here", "control"])
 def test_a_chord_whose_last_part_is_killed_ends(worker, app, client, without):
-    """The copy was not installed in: the body's publisher is killed, and nobody publishes it."""
+    """install() was missing in the copy: when the process that publishes the body was killed, no
+    other process published it."""
     worker(
         app="spawned",
         conf={"worker_pool_start_method": "spawn"},

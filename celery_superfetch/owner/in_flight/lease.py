@@ -136,8 +136,9 @@ class Leases:
     def __init__(self) -> None:
         self._by_claim: dict[tuple[str, str], Lease] = {}  # (owner, claim id) -> lease
         self.counts = dict.fromkeys(State, 0)  # of the leases in each state
-        #: The suspect in its solo run, in which no other job may start in this process;
-        #: ``SuspectClaims`` sets it. None: there is no solo run.
+        #: The suspect in its solo run, in which no other job may start in this process. None: there
+        #: is no solo run. ``SuspectClaims`` sets it, and ends it when its window is over;
+        #: ``InFlight.requeue_later`` ends it, too.
         self.solo: Lease | None = None
 
     def __len__(self) -> int:

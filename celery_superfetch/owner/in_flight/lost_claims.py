@@ -7,6 +7,7 @@ a lost reply at once, and a minute later for a second check; after it has closed
 that the server may not have ended, for the second check alone. An owner that leaves calls it if a
 reply was lost. The lock of the leases is held over all its round trips, so that no job is claimed
 or acked in between. Each move is atomic.
+
 If the process dies before a reconcile or in the middle, the reaper takes the jobs that are left
 from the private list and the landing lists.
 """

@@ -89,7 +89,8 @@ class PendingLeases:
         self.parked, self.parking = ParkedJobs(database), Parking()
         self.lost_jobs = LostJobs(database)
         self.lock = RLock()
-        self.expires: Mapping[str, int] = {}  # queue list -> ms of its x-expires
+        #: Queue list -> ms of its x-expires; the heartbeat thread replaces it.
+        self.expires: Mapping[str, int] = {}
         #: A reply was lost: the private list may have jobs that have no lease here. ``LostClaims``
         #: requeues them (the reconcile).
         self.needs_reconcile = False

@@ -4,14 +4,16 @@ is *recovered* (moved to its queue, or to probation, and counted in its history)
 (moved to the dead set; in names of code: killed).
 
 A worker's main process calls it, in the thread that handles the job (the consumer's loop, or a
-thread of the pool). If the server cannot be reached, the call is deferred, and repeated in the
-maintenance thread (``settle`` of ``worker/settling.py``). If it refuses the call, a job that has
-not run is requeued after a pause. ``worker/request.py`` and
-``worker/settling.py`` call it for a lost run,
+thread of the pool): ``worker/request.py`` and ``worker/settling.py`` for a lost run,
 ``worker/job_limits.py`` before the delivery of a job over a limit, ``worker/unreadable_jobs.py``
 for a message that Celery cannot receive, ``worker/unknown_tasks.py`` for a task that no worker
 knows. In every consumer, the transport's deliveries call ``kill_unparseable`` for a payload that is
 no message.
+
+If the server refuses the call, a job that has not run is requeued after a pause. For a job that has
+run, or if the server cannot be reached, ``settle`` of ``worker/settling.py`` defers the call, and
+the maintenance thread repeats it. Before a delivery (``job_limits``, ``kill_unparseable``) nothing
+is deferred: a lost connection is raised, and the job is requeued when its channel closes.
 
 Each job moves, and is counted, in one script (``recover.lua``, ``kill.lua``). If the process dies
 before the script, the job is in the owner's private list on the server, and the reaper decides on
@@ -55,9 +57,9 @@ class Settlement:
     """The settlement of lost jobs of one process.
 
     Each method recovers or dead-letters a job of this process, and returns the dead job if it was
-    dead-lettered. If it raises ``RedisError``, the lease stays, and the caller tries again: the job
-    is in the private list, or it was moved and only the reply was lost. The next call finds out
-    which.
+    dead-lettered. If it raises ``RedisError``, the lease stays, and the caller tries again, or
+    requeues the job after a refusal. The job is in the private list, or it was moved and only the
+    reply was lost; the next call finds out which.
 
     ``sender`` is the Celery app, as the sender of the signal ``job_recovering``, whose receivers
     may decide otherwise.

@@ -7,10 +7,11 @@ server that gave it.
 
 Who calls: a worker's blocking reads and its key tracking use ``LoneConnection``, ``unblock`` and
 ``cut`` in the thread of the event loop. A reaper closes the connections of an owner (a process that
-claims jobs) that it has declared dead (``cut``, through ``owner_registry.py``). An owner has one
-``PrimaryGuard``, which names the server that gets its heartbeats: its heartbeat thread sets
-``run_id``, and each of the owner's connections calls ``greet`` when it connects and
-``refuse_stranger`` after each reply. `superfetch drill` asks for ``addresses``.
+claims jobs) that it has declared dead (``cut``, through ``owner_registry.py``). Each observer of
+owners (``reaper/evidence.py``) asks for ``run_id``. An owner has one ``PrimaryGuard``, which names
+the server that gets its heartbeats: its heartbeat thread sets ``run_id``, and each of the owner's
+connections calls ``greet`` when it connects and ``refuse_stranger`` after each reply. `superfetch
+drill` asks for ``addresses``.
 
 No key is written. If the process dies, the server closes its connections as soon as it notices.
 Until then the server may still execute a blocking command of such a connection, which moves a job

@@ -294,7 +294,9 @@ def close_if_refused(pool: Any) -> Any:
     connection."""
     release = pool.release
 
-    class Noting(pool.connection_class):
+    class RefusalAware(pool.connection_class):
+        """A connection that stores whether the server has refused a command for a while."""
+
         was_refused = False
 
         def read_response(self, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +314,7 @@ def close_if_refused(pool: Any) -> Any:
             connection.disconnect()
         release(connection)
 
-    pool.connection_class, pool.release = Noting, release_or_close
+    pool.connection_class, pool.release = RefusalAware, release_or_close
     return pool
 
 

@@ -5,8 +5,9 @@ consumer without a worker is checked when its owner registers, before its first 
 ``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process.
 kombu's channel of this package declares bindings within ``even_if_full`` and
 ``as_connection_error``; a worker connects within ``as_connection_error``, too. Code that settles a
-job after an error (worker, owner, reaper) calls ``is_server_error`` or ``is_fault_of_worker``; the
-inspector, ``info`` and ``setting``.
+job after an error (worker, owner, reaper) calls ``is_server_error``, ``is_fault_of_worker`` or
+``is_lost_connection``. The inspector calls ``info`` and ``setting``. Code that treats a refusal as
+an answer ("the ACL forbids it") asks ``is_temporary`` first, in any process.
 
 The checks only read, and run the script ``return 1``: if the process dies, nothing has to be
 repaired.

@@ -26,7 +26,7 @@ class QueueLists:
         self._queue_of: dict[str, str] = {}
         self.names: list[str] = []  # the lists for the most urgent jobs first
         self.open_names: list[str] = []  # of ``names`` those whose queue is not paused
-        self.paused: frozenset[str] = frozenset()  # the paused queues, as ``set_paused`` was told
+        self.paused: frozenset[str] = frozenset()  # paused queues, as of the last ``set_paused``
         self.expires: dict[str, int] = {}  # list -> ms of the x-expires of its queue; 0: none
         #: One list for each queue: that of jobs which were sent without a priority. With kombu's
         #: Redis transport these have priority 0, and that is the most urgent one.
@@ -64,10 +64,10 @@ class QueueLists:
 
     @property
     def fairness_width(self) -> int:
-        """From how many neighbouring lists of ``order`` a claim takes jobs in rotation, one job
-        from each. With kombu's default (``round_robin``) it is the number of open queues, so that
-        all of them get their turn. With a strategy that orders the queues by urgency it is 1: each
-        list is emptied before the next."""
+        """The number of neighbouring lists of ``order`` from which a claim takes jobs in rotation,
+        one job from each. With kombu's default (``round_robin``) it is the number of open queues,
+        so that no queue has to wait for another one to be empty. With a strategy that orders the
+        queues by urgency it is 1: each list is emptied before the next."""
         is_fair = type(self._cycle) is round_robin_cycle
         return len(self._of_queue.keys() - self.paused) if is_fair else 1
 

@@ -2,9 +2,9 @@
 
 The fetch loop calls this before each action: no job may be claimed for an owner that the server
 does not know, nor started after a lost reply before a reconcile has requeued the jobs of such
-claims as this process does not know. The channel calls ``leave`` when it closes. If the process
-dies, nothing that is in memory here is missed: the reaper reads the owner's record, which is on the
-server.
+claims as this process does not know. A worker's bootstep (``bootsteps.Guarded``) calls ``register``
+before the first tick. The channel calls ``leave`` when it closes. If the process dies, nothing that
+is in memory here is missed: the reaper reads the owner's record, which is on the server.
 """
 
 from __future__ import annotations
