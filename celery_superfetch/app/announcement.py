@@ -23,13 +23,16 @@ celery
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from traceback import walk_tb
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import Celery, signals, states
 from celery.backends.base import DisabledBackend
+from celery.canvas import Signature
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 from kombu.utils.encoding import safe_repr
@@ -266,9 +269,10 @@ class Announcement:
         try:
             if self.request.errbacks:
                 self.backend._call_task_errbacks(self.request, self.exc, None)
-        except (OperationalError, RedisError, OSError):
-            raise  # they could not be sent; a later run of the notice can send them
         except Exception as error:  # before 5.7 Celery lets through what an errback raises
+            is_of_server = isinstance(error, (OperationalError, RedisError, OSError))
+            if is_of_server and not _was_called_in_place():
+                raise  # they could not be sent; a later run of the notice can send them
             logger.error(
                 "An errback of dead job %s failed (%s): other errbacks may not have run. The "
                 "job's failure was stored. Fix the errback.",
@@ -324,3 +328,12 @@ class Announcement:
                 self.title,
                 exc,
             )
+
+
+def _was_called_in_place() -> bool:
+    """Return whether the exception that is being handled was raised within an errback that Celery
+    has called in place. Such an errback may use a server of its own: if an error of that was taken
+    for one of the broker, the notice would be tried again for ever, and call the errback each
+    time."""
+    calls = (frame.f_code for frame, _ in walk_tb(sys.exc_info()[2]))
+    return Signature.__call__.__code__ in calls

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Any
 
 from ..model.config import ANNOUNCE_TASK
@@ -105,14 +106,16 @@ def decision_of(recovery: Recovery, sender: Any) -> Decision:
         if type(answer) is not Decision:  # no ``isinstance``: a mock can pretend to be one
             if answer is not None:  # Signal.send logged the traceback of one that raised
                 logger.error(
-                    "Receiver %s of signal job_recovering returned %s for job %s, and was "
-                    "ignored: it must return Decision.RECOVER, Decision.KILL or None. Fix or "
-                    "disconnect it.",
+                    "Receiver %s of signal job_recovering was ignored for job %s, since it "
+                    "returned or raised %s: it must return Decision.RECOVER, Decision.KILL or "
+                    "None. Fix or disconnect it.",
                     describe(receiver),
-                    describe(answer),
                     recovery.title,
+                    describe(answer),
                 )
-        elif getattr(receiver, "is_default", False):
+        # ``getattr`` might call code of the user. If that raised an error of the user's own Redis
+        # client, it would be taken for one of the broker, and the job would never be settled.
+        elif getattr_static(receiver, "is_default", False) is True:
             guard = answer
         else:
             others.add(answer)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from celery import Celery, Task, chord
 from celery.signals import task_failure
+from redis.exceptions import OutOfMemoryError
 
 from celery_superfetch import PoisonPill, install
-from celery_superfetch.app.notice import Notices
+from celery_superfetch.app.notice import Notices, Postponed
 from celery_superfetch.app.reaper import reaper_of
 from celery_superfetch.model.config import ANNOUNCE_TASK, DEAD_ID, DEAD_ID_HEADER
 from celery_superfetch.model.strikes import Decision
@@ -172,6 +173,41 @@ def test_a_receiver_of_task_failure_finds_the_error_under_way(make_app, bench):
     assert traceback is not None
     assert "PoisonPill" in "".join(format_exception(value))
     assert told
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("full"), OSError("no file"), KeyError("a")])
+def test_an_errback_that_raises_in_place_ends_its_notice(make_app, bench, caplog, error):
+    """Before 5.7 Celery lets its error through. One of the errback's own server was taken for one
+    of the broker: the notice was tried again for ever, and called the errback each time."""
+    app, calls = make_app(), []
+
+    @app.task(name="told.here", shared=False)
+    def here(request: Any, exc: Exception, traceback: Any) -> None:
+        calls.append(request.id)
+        raise error
+
+    result = app.tasks["shop.note"].apply_async(("a",), link_error=here.s())
+    [job] = bench.killed(*bench.queue("celery"), queue="celery")
+    announce(app, job.id)
+    assert calls == [result.id]
+    assert not bench.untold()
+    assert type(error).__name__ in caplog.text
+
+
+def test_an_errback_that_cannot_be_published_is_tried_again(make_app, bench):
+    """The control: the broker refuses it, since the key of its queue has another type."""
+    app = make_app()
+    link = app.signature("told.old").set(queue="elsewhere")
+    app.tasks["shop.note"].apply_async(("a",), link_error=link)
+    [job] = bench.killed(*bench.queue("celery"), queue="celery")
+    bench.client.set("elsewhere", "a text")
+    with pytest.raises(Postponed):
+        announce(app, job.id)
+    assert bench.untold()
+    bench.client.delete("elsewhere")
+    announce(app, job.id)
+    assert not bench.untold()
+    assert len(bench.queue("elsewhere")) == 1
 
 
 @pytest.mark.parametrize("queue", ["celery", "celery\x06\x166"])

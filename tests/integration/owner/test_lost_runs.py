@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from celery_superfetch.model.dead_job import DeadJob
+from celery_superfetch.model.foreign import describe
 from celery_superfetch.model.job import Job, digest
 from celery_superfetch.model.owner_record import OwnerRecord
 from celery_superfetch.model.strikes import (
@@ -258,6 +259,57 @@ def test_who_comes_back_over_its_limit_is_killed_unless_it_is_spared_again(
     assert (dead.reason, len(dead.history)) == ("pool child lost", 3)
     assert (dead.strikes, dead.recoveries) == (3, 3)
     assert [job.record() for job in bench.dead_set.find()] == [dead.record()]
+    assert bench.private(owner) == bench.queue() == []
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no idea"), redis.ResponseError("WRONGTYPE")])
+@pytest.mark.parametrize("is_over_limit", [True, False])
+def test_a_receiver_that_raises_keeps_no_job_waiting(
+    bench, owner, lose, caplog, error, is_over_limit
+):
+    """An error of its own Redis client is not a refusal of the broker."""
+    sender = nobodys_app()
+
+    def fail(**_: object) -> None:
+        raise error
+
+    job_recovering.connect(fail, sender=sender)
+    if is_over_limit:
+        job = spared(bench, owner, lose)
+        assert bench.driver.kill_if_over_limit(job, sender, Limits.of(bench.config)) is None
+        assert job in bench.driver, "it is delivered, as a job that no receiver decides on"
+    else:
+        [claimed] = bench.take(owner, payload(1))
+        assert lose(claimed.job, sender) is None
+        assert bench.queue() == [payload(1)]
+    assert f"Receiver {describe(fail)} of signal job_recovering raised {describe(error)}" in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize("is_over_limit", [True, False])
+def test_no_attribute_of_a_receiver_is_asked_for(bench, owner, lose, is_over_limit):
+    """An error of its own Redis client was raised as a refusal of the broker: the job was tried
+    again and again."""
+    sender = nobodys_app()
+
+    class Moody:
+        def __call__(self, **_: object) -> Decision:
+            return Decision.KILL
+
+        def __getattr__(self, name: str) -> object:
+            if name == "is_default":
+                raise redis.ResponseError("WRONGTYPE")
+            raise AttributeError(name)
+
+    job_recovering.connect(Moody(), sender=sender, weak=False)
+    if is_over_limit:
+        job = spared(bench, owner, lose)
+        dead = bench.driver.kill_if_over_limit(job, sender, Limits.of(bench.config))
+    else:
+        [claimed] = bench.take(owner, payload(1))
+        dead = lose(claimed.job, sender)
+    assert dead is not None
     assert bench.private(owner) == bench.queue() == []
 
 

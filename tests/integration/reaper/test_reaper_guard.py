@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from celery_superfetch.model.config import ANNOUNCE_TASK
 from celery_superfetch.model.dead_job import DeadJob
@@ -16,6 +17,18 @@ from support.workers.bench import Bench, payload
 
 JOB = payload(1)
 Answer = Callable[[Recovery], Any]
+
+
+class Moody:
+    """A receiver whose other attributes are read from a Redis server, which refuses that."""
+
+    def __call__(self, **_: Any) -> Decision:
+        return Decision.KILL
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "is_default":
+            raise OutOfMemoryError("command not allowed when used memory > 'maxmemory'.")
+        raise AttributeError(name)
 
 
 class Sender:
@@ -109,17 +122,44 @@ def test_any_other_answer_has_no_say(bench, answer):
     assert die(bench, sender).recovered == 1
 
 
-def test_a_receiver_that_raises_has_no_say(bench):
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("no idea"),
+        OutOfMemoryError("full"),
+        ResponseError("WRONGTYPE"),
+        OSError("none"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_receiver_that_raises_has_no_say(bench, caplog, error):
+    """Also if it raises an error of its own Redis client: the broker is not to blame for that."""
     sender = Sender()
 
     def fail(recovery: Recovery) -> None:
-        raise RuntimeError("no idea")
+        raise error
 
     questions = asked(sender, fail)
-    assert die(bench, sender).recovered == 1
+    report = die(bench, sender)
+    assert (report.recovered, report.errors) == (1, 0)
     assert len(questions) == 1
+    raised, ignored = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    for line in (raised, ignored):
+        assert line.startswith("Receiver <function asked.<locals>.receiver")
+    assert "of signal job_recovering raised" in raised
+    assert "was ignored for job shop.note[1], since it returned or raised" in ignored
     asked(sender, lambda recovery: Decision.KILL)
     assert die(bench, sender).killed == 1, "and the others have theirs"
+
+
+def test_no_attribute_of_a_receiver_is_asked_for(bench, caplog):
+    """An error of its own Redis client was taken for the broker's: the job stayed with its dead
+    owner, and each pass reported an error."""
+    sender, receiver = Sender(), Moody()
+    job_recovering.connect(receiver, sender=sender, weak=False)
+    report = die(bench, sender)
+    assert (report.killed, report.recovered, report.errors) == (1, 0, 0)
+    assert "Nothing was lost" not in caplog.text
 
 
 def test_each_job_of_a_batch_is_asked_about(bench):
