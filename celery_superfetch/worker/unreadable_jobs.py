@@ -25,8 +25,9 @@ celery worker.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from math import isfinite
 from typing import Any
 
@@ -37,6 +38,7 @@ from redis.exceptions import ResponseError
 
 from ..app.guard import limits_of
 from ..model.foreign import class_name, describe, kind_of
+from ..model.job import digest
 from ..model.log_text import one_line_each
 from ..owner.in_flight.pending import REFUSED_INTERVAL
 from ..store.redis.server import is_lost_connection
@@ -111,6 +113,25 @@ def _kind_of_limit(limit: object) -> str:
     )
 
 
+class Tries:
+    """The tries of this process to settle one job, whose reception failed for one cause. While a
+    server refuses a command, the job comes back every ``REFUSED_INTERVAL`` seconds."""
+
+    count = 0
+
+    def next_level(self, first: int) -> int:
+        """Count a try, and return the level of its log line: ``first`` for the first one, DEBUG for
+        the others."""
+        self.count += 1
+        return first if self.count == 1 else logging.DEBUG
+
+
+@lru_cache(maxsize=1000)
+def _tries(digest_of_job: str, cause: str) -> Tries:
+    """Return the tries for a job and a cause; those of the last 1,000 are remembered."""
+    return Tries()
+
+
 def reject_unreadable(
     message: Any, exc: Exception, ran: bool | None = None, short: bool = False
 ) -> bool:
@@ -157,10 +178,10 @@ def reject_unreadable(
     if isinstance(shown, ResponseError):
         # Celery does not reconnect at such an error: the worker would end by it, and so would the
         # next one that claims the job.
-        logger.warning(
-            "Job %s could not be received (%s): it is tried again in %g s, without a strike. Other "
-            "jobs continue. If this repeats, check the server that refused, Redis or the result "
-            "backend.",
+        logger.log(
+            _tries(digest(job.payload), str(shown)).next_level(logging.WARNING),
+            "Job %s could not be received (%s): it is tried again every %g s, without a strike. "
+            "Other jobs continue. Check the server that refused, Redis or the result backend.",
             job.title,
             shown,
             REFUSED_INTERVAL,
@@ -193,11 +214,16 @@ def reject_unreadable(
                 delivery, settlement, f"its worker failed to start it: {why}", app, limits_of(app)
             )
         raise executor.failure from exc
-    logger.error(
-        "Job %s moves to the dead set without a run: Celery cannot read its message. Its caller "
-        "gets a failure notification. Fix its sender; the traceback follows.",
+    tries = _tries(digest(job.payload), why)
+    logger.log(
+        tries.next_level(logging.ERROR),
+        "Job %s moves to the dead set without a run: Celery cannot read its message. If Redis "
+        "refuses that, it is tried again every %g s. Its caller gets a failure notification. Fix "
+        "its sender; the traceback follows.",
         job.title,
+        REFUSED_INTERVAL,
         exc_info=shown,
     )
-    settle(delivery, owner.settlement.kill, f"cannot be received: {why}", app)
+    if settle(delivery, owner.settlement.kill, f"cannot be received: {why}", app) is not None:
+        tries.count = 0  # if the job is retried from the dead set, that is logged again
     return True

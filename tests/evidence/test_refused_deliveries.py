@@ -11,6 +11,7 @@ from celery_superfetch.model.job import digest
 from support.servers.database import Database
 from support.servers.server import Server
 from support.waiting import always, eventually
+from support.workers.odd import message, payload
 
 OPTIONS = {"heartbeat_interval": 1, "owner_ttl": 20, "reap_interval": 2}
 
@@ -94,6 +95,28 @@ def test_many_jobs_that_cannot_be_moved_keep_no_other_waiting(
     assert one.alive()
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_unreadable_job_that_cannot_be_moved_is_logged_once(worker, client, db, cli, pool):
+    """Once for each job and cause. It was an ERROR with a traceback every 5 s."""
+    client.set("superfetch:dead", "a text")
+    one = worker(app="odd", pool=pool, options=OPTIONS)
+    jobs = [payload(message(name, headers={"timelimit": [1]})) for name in ("one", "two")]
+    client.lpush("celery", *jobs)
+    one.wait_log("could not be moved to the dead set")
+    time.sleep(6)  # each of them is refused once more
+    log = one.log()
+    for name in ("one", "two"):
+        assert log.count(f"Job odd.any[id-{name}] moves to the dead set without a run") == 1
+    assert log.count("it is tried again every 5 s") == log.count("Traceback (most recent") == 2
+    client.delete("superfetch:dead")
+    eventually(lambda: len(db.dead()) == 2, 20)
+    assert one.log().count("Celery cannot read its message") == 2
+    # An operator's retry is another matter: what comes of it is logged again.
+    cli("dead", "retry", "--all", "--yes")
+    eventually(lambda: one.log().count("Celery cannot read its message") == 4, 20)
+    assert one.alive()
+
+
 def test_a_worker_holds_few_of_the_jobs_that_cannot_be_moved(worker, make_app, ledger, client):
     """It claimed the whole queue into its memory."""
     client.set("superfetch:dead", "a text")
@@ -173,6 +196,8 @@ def test_a_refusal_while_celery_receives_a_job_ends_no_worker(worker, app, ledge
     one.wait_log("could not be received (WRONGTYPE")
     app.send_task("shop.note", ("other",))
     eventually(lambda: ledger.runs() == {"other": 1})
+    time.sleep(6)  # it is refused once more
+    assert one.log().count("could not be received (WRONGTYPE") == 1, "that is logged once"
     client.delete("refused:key")
     assert late.get(timeout=30) == "late"
     assert one.alive()
