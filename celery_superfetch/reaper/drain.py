@@ -32,7 +32,7 @@ from ..model.owner_record import HUNG, STOPPING, OwnerRecord
 from ..model.strikes import Blame, Decision, Limits, Recovery, Running, decide
 from ..store.database import Database
 from ..store.private_lists import PrivateLists
-from ..store.redis.server import is_fault_of_worker
+from ..store.redis.server import is_server_or_memory_error
 from ..store.strike_counters import Notice, Outcome, StrikeCounters
 from .recovery import Rules, decision_of, log_failed_rules, recoveries_of, report_outcome
 from .report import Report
@@ -178,7 +178,7 @@ class OwnerDrain:
                 self.database.server_time()
             if len(jobs) > 1:
                 return [outcome for job in jobs for outcome in self._settle(death, [job])]
-            if is_fault_of_worker(exc):
+            if is_server_or_memory_error(exc):
                 death.report.failed(f"job {jobs[0].title} (owner={owner})", exc)
                 return []
             log_failed_rules(jobs[0], exc)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from ..errors import SuperfetchError
 from ..model.log_text import one_line_each
 from ..model.records import parsed_json, text_of, whole
-from .database import Structure, is_wrong_type
+from .database import Structure, none_if_wrong_type
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -178,12 +178,9 @@ class AuditList(Structure):
 
     def ids(self) -> list[bytes]:
         """Return the ids of all entries, the newest first."""
-        try:
-            return sorted(self.client.hkeys(self.keys.audit), reverse=True)
-        except ResponseError as exc:
-            if not is_wrong_type(exc):
-                raise
-            return []  # a key of another type, written by hand, has no entries
+        [reply] = self._at_once([("HKEYS", self.keys.audit)], errors=True)
+        # A key of another type, written by hand, has no entries.
+        return sorted(none_if_wrong_type(reply) or [], reverse=True)
 
     def newest(self, first: int, count: int) -> list[AuditEntry]:
         """Return some entries, the newest first.

@@ -23,7 +23,7 @@ from kombu.exceptions import OperationalError
 
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
-from ..store.redis.server import is_server_error
+from ..store.redis.server import is_server_or_memory_error
 from .outcomes import exception_of, info_of
 from .stopping import process_ends
 
@@ -44,9 +44,9 @@ def job_may_have_ended_worker(worker: Any) -> bool:
     if not isinstance(raised, Exception) or process_ends():
         return False  # told to stop: by a signal, a command, WorkerShutdown
     error = exception_of(info_of(raised))  # a plain one, if it cannot be printed
-    is_fault_of_server = is_server_error(error) or isinstance(error, OperationalError)
-    is_fault_of_worker = isinstance(error, MemoryError) or raised is worker.superfetch_gate.failure
-    if is_fault_of_server or is_fault_of_worker:
+    is_of_server_or_memory = is_server_or_memory_error(error) or isinstance(error, OperationalError)
+    is_of_gate = raised is worker.superfetch_gate.failure
+    if is_of_server_or_memory or is_of_gate:
         return False
     logger.error(
         "This worker stops because of an internal error: %s. Jobs that are still running when "

@@ -36,7 +36,7 @@ from ..app.guard import limits_of
 from ..model.dead_job import DeadJob
 from ..model.foreign import kind_of
 from ..model.log_text import one_line_each
-from ..store.redis.server import is_fault_of_worker, is_lost_connection
+from ..store.redis.server import is_lost_connection, is_server_or_memory_error
 from ..transport.deliveries import Delivery
 from .outcomes import exception_of, info_of
 from .stopping import is_stopping
@@ -138,6 +138,6 @@ def _recover(request: Any, error: BaseException, kind: str) -> None:
         request.title,
         exc_info=error,
     )
-    not_blamed = is_fault_of_worker(error) or is_stopping(delivery.owner)
+    not_blamed = is_server_or_memory_error(error) or is_stopping(delivery.owner)
     recover = partial(delivery.owner.settlement.recover_or_kill, not_blamed=not_blamed)
     settle(delivery, recover, f"its outcome could not be recorded: {kind}", app, limits_of(app))

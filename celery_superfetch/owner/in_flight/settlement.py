@@ -35,7 +35,7 @@ from ...model.log_text import one_line_each
 from ...model.strikes import Decision, Limits, Recovery, Running, decide
 from ...reaper.recovery import Rules, decision_of, log_failed_rules, recoveries_of, report_outcome
 from ...signals import job_killed
-from ...store.redis.server import is_fault_of_worker
+from ...store.redis.server import is_server_or_memory_error
 from ...store.strike_counters import Notice, Outcome, StrikeCounters, notice_for
 from .in_flight import InFlight
 from .lease import Lease
@@ -200,7 +200,7 @@ class Settlement:
         try:
             return settle(rules)
         except Exception as exc:
-            if is_fault_of_worker(exc):
+            if is_server_or_memory_error(exc):
                 raise
             log_failed_rules(lease.job, exc)
         how = kill_always if rules.decide is kill_always else decide

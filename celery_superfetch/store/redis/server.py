@@ -5,7 +5,7 @@ consumer without a worker is checked when its owner registers, before its first 
 ``check_cluster``. ``Scripts`` asks for ``first_line`` before its first script, in any process.
 kombu's channel of this package declares bindings within ``even_if_full`` and
 ``as_connection_error``; a worker connects within ``as_connection_error``, too. Code that settles a
-job after an error (worker, owner, reaper) calls ``is_server_error``, ``is_fault_of_worker`` or
+job after an error (worker, owner, reaper) calls ``is_server_or_memory_error`` or
 ``is_lost_connection``. The inspector calls ``info`` and ``setting``. Code that treats a refusal as
 an answer ("the ACL forbids it") asks ``is_temporary`` first, in any process.
 
@@ -139,7 +139,7 @@ def is_lost_connection(exc: BaseException) -> bool:
     return is_server_error(exc) and not isinstance(exc, ResponseError)
 
 
-def is_fault_of_worker(exc: BaseException) -> bool:
+def is_server_or_memory_error(exc: BaseException) -> bool:
     """Return whether the server or a lack of memory is the cause of an error: neither the job nor
     code of the user is to blame."""
     return is_server_error(exc) or isinstance(exc, MemoryError)
