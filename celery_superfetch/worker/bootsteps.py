@@ -155,10 +155,15 @@ class Maintenance(bootsteps.StartStopStep):
         wrap_handlers(self.stopper)
 
     def on_stopped(self, worker: Any, celerys: Callable[[], object]) -> None:
-        """Remove the filters from Celery's loggers: all steps have stopped, and the pool logs no
-        more. If the worker was embedded, its process continues without a maintenance thread: let
-        its owners leave as soon as the server takes what is pending."""
+        """End the maintenance thread, and remove the filters from Celery's loggers: all steps have
+        stopped, the pool has no job left, and logs no more. If the worker was embedded, its process
+        continues without a maintenance thread: let its owners leave as soon as the server takes
+        what is pending."""
         remove_filters(worker)
+        if os.getpid() == self.pid and not self.thread.over.is_set():  # set in a cold shutdown
+            self.thread.over.set()
+            if self.thread.is_alive():
+                self.thread.join(JOINED_FOR)
         celerys()  # this closes the consumer's connection
         if os.getpid() == self.pid:
             for owner in owners_of(worker):
@@ -178,12 +183,12 @@ class Maintenance(bootsteps.StartStopStep):
         does not wait for the server."""
         if os.getpid() == self.pid:
             self._end(worker)
+            self.thread.over.set()
             signals.worker_shutdown.disconnect(self.on_shutdown, sender=worker)
 
     def _end(self, worker: Any) -> None:
         self.stopper.over.set()
         signals.worker_shutting_down.disconnect(self.on_shutting_down, sender=worker.hostname)
-        self.thread.over.set()
         self.release_thread.over.set()
 
     def close(self, worker: Any) -> None:
@@ -194,15 +199,17 @@ class Maintenance(bootsteps.StartStopStep):
             self.stopper.mark_stopping(failing=job_may_have_ended_worker(worker))
 
     def stop(self, worker: Any) -> None:
-        """End the threads, and requeue the jobs that have not started. Celery calls this after the
-        consumer has stopped, and before the pool waits for its jobs. Do nothing in a process that a
-        receiver of a signal forked, since the jobs are those of its parent."""
+        """Requeue the jobs that have not started, and end the threads except that of maintenance.
+        Celery calls this after the consumer has stopped, and before the pool waits for its jobs,
+        which may take hours: if the maintenance thread ended now, a requeue that the server refuses
+        at this moment would not be sent again meanwhile. Do nothing in a process that a receiver of
+        a signal forked, since the jobs are those of its parent."""
         if os.getpid() != self.pid:
             return
         self._end(worker)
+        for owner in owners_of(worker):
+            owner.leases.end_pauses()
         self.stopper.requeue_waiting()
-        if self.thread.is_alive():
-            self.thread.join(JOINED_FOR)
 
 
 class Guarded(bootsteps.StartStopStep):

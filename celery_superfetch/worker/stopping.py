@@ -137,7 +137,11 @@ class Stopper(threading.Thread):
             )
         else:
             if count:
-                logger.info("Worker stopping: requeued jobs that had not started (jobs=%d).", count)
+                # Not "requeued": the server may refuse that now, or be away.
+                logger.info(
+                    "Worker stopping: jobs that had not started are being requeued (jobs=%d).",
+                    count,
+                )
 
 
 def wrap_handlers(stopper: Stopper) -> None:

@@ -7,6 +7,8 @@ import signal
 import pytest
 
 from support.rows import row
+from support.servers.database import Database
+from support.servers.server import Server
 from support.waiting import always, eventually
 from support.workers.scene import SHUTDOWN, URGENT, Scene
 from support.workers.worker import SCRIPT
@@ -107,6 +109,56 @@ def test_hup_stops_warmly_and_starts_again_under_the_same_pid(scenes):
         assert new != scene.owner
         assert new.split("|")[1] == scene.owner.split("|")[1], "the pid is the same"
         assert not scene.strikes()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_requeue_that_is_refused_at_the_stop_is_sent_again_while_a_job_runs(
+    worker, make_app, ledger, url, fresh_server, pool
+):
+    """Nothing sent it before the last job had ended, which may take hours, and the worker's
+    heartbeats kept its peers from recovering the jobs."""
+    own: Server = fresh_server()
+    client, db = own.client(), Database(own.client())
+    place = {"url": own.url(), "result_url": url, "options": {"heartbeat_interval": 1}}
+    one = worker(pool=pool, concurrency=1, args=["--prefetch-multiplier=4"], **place)
+    shop = make_app(superfetch=False, url=own.url())
+    shop.tasks["shop.hold"].delay("long", 600)
+    eventually(ledger.starts)
+    for number in range(3):
+        shop.tasks["shop.note"].delay(f"n{number}")
+    eventually(lambda: not db.length(), message="it has claimed all")
+    client.config_set("min-replicas-to-write", 1)
+    one.term()
+    one.wait_log("are requeued when Redis accepts it")
+    client.config_set("min-replicas-to-write", 0)
+    worker(pool="threads", concurrency=1, **place)
+    eventually(lambda: set(ledger.finishes()) == {"n0", "n1", "n2"}, 20)
+    assert "requeued jobs that had not started" not in one.log(), "they were not, at that time"
+    assert one.alive()
+    ledger.release()
+    assert one.wait_exit() == 0
+    eventually(lambda: not db.held())
+    assert ledger.runs() == {"long": 1, "n0": 1, "n1": 1, "n2": 1}
+
+
+def test_a_job_that_waits_for_its_requeue_at_the_stop_waits_for_no_other_job(
+    worker, make_app, ledger, client, db
+):
+    """The server has refused to move it to the dead set, a moment before the stop."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    one = worker(pool="threads", concurrency=1, options={"heartbeat_interval": 1})
+    shop.tasks["shop.hold"].delay("long", 600)
+    eventually(ledger.starts)
+    shop.send_task("no.such", queue="celery")
+    one.wait_log("could not be moved to the dead set")
+    one.term()
+    eventually(lambda: db.length() == 1, 2, message="without the pause after a refusal")
+    client.delete("superfetch:dead")
+    assert one.alive()
+    ledger.release()
+    assert one.wait_exit() == 0
+    assert ledger.runs() == {"long": 1}
 
 
 @pytest.mark.parametrize("without", ["", "reads_that_never_block"], ids=["", "control"])

@@ -343,8 +343,7 @@ class Driver:
 
     def retry_requeues_now(self) -> None:
         """Let the next send repeat each requeue that the server refused a moment ago."""
-        for lease in self._in_flight.leases:
-            lease.returns_after = 0.0
+        self._in_flight.end_pauses()
 
     def act_while_asked(self, job: Job, act: Callable[[], object]) -> None:
         """Call a function when ``has_unsent`` comes to a requeue that the server refused."""

@@ -325,12 +325,19 @@ class InFlight:
             self.requeue(requeued)
             return requeued
 
+    def end_pauses(self) -> None:
+        """End the pauses of requeues after a refusal: the next send has them. A process that claims
+        no more does not claim those jobs again."""
+        with self.lock:
+            for lease in self.leases:
+                lease.returns_after = 0.0
+
     def requeue_all(self) -> None:
         """Requeue all jobs, the newest claims first, after the pool has ended. Those that ran count
         as cut short. A requeue that the server refused a moment ago is sent again at once."""
         with self.lock:
+            self.end_pauses()
             for lease in self.leases:
-                lease.returns_after = 0.0
                 if lease.runs:
                     lease.is_cut_short = True
             self.requeue(reversed(self.leases))
