@@ -52,13 +52,10 @@ def settle(
     cannot be reached, the maintenance thread calls it later. If it refuses the call, a job that has
     not run is requeued after a pause, without a strike; for one that has run, whose end is to be
     counted, the call is made later. Return the dead job if the job was dead-lettered."""
-    end = partial(delivery.end_by, settlement, why, *args)
+    end = partial(_end_or_requeue, delivery, settlement, why, *args)
     try:
         return end()
     except (RedisError, OSError) as exc:
-        if isinstance(exc, ResponseError) and delivery.lease.may_start:
-            delivery.requeue_refused(exc)
-            return None
         logger.warning(
             "Job %s (%s) could not be requeued or moved yet (%s): it is safe in Redis, in this "
             "worker's private list, until Redis answers. Check Redis.",
@@ -67,6 +64,19 @@ def settle(
             exc,
         )
         delivery.owner.deferred_calls.append(end)
+        return None
+
+
+def _end_or_requeue(
+    delivery: Delivery, settlement: Callable[..., DeadJob | None], *args: Any
+) -> DeadJob | None:
+    """Make one try of ``settle``; raise the error after which another one is to follow."""
+    try:
+        return delivery.end_by(settlement, *args)
+    except ResponseError as exc:
+        if not delivery.lease.may_start:
+            raise
+        delivery.requeue_refused(exc)
         return None
 
 
