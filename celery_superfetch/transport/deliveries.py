@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 logger = one_line_each(get_logger(__name__))
 
-#: Jobs whose requeue is pending, at most, with which a channel claims further ones. A job that the
-#: server refused to move waits for its requeue in this process, and does not count against the
-#: prefetch, so that other jobs run. Without a limit a worker would claim a whole queue of such jobs
-#: into memory.
+#: Jobs whose requeue is pending or whose settlement is deferred, at most, with which a channel
+#: claims further ones. A job that the server refused to move waits for that in this process, and
+#: does not count against the prefetch, so that other jobs run. Without a limit a worker would claim
+#: a whole queue of such jobs into memory.
 RETURNING_MAX = 100
 
 
@@ -118,8 +118,9 @@ class Delivery:
     def end_by(self, method: Callable[..., DeadJob | None], *args: Any) -> DeadJob | None:
         """End the job by a method of ``Settlement`` (``method``), which recovers it or moves it to
         the dead set; return the dead job, if it became one. If that fails, the delivery stays
-        open."""
-        if not self.is_open:
+        open. If it was dropped then, since the run has ended (``worker/settling.py``), a later call
+        ends the job, unless the job has left by another way."""
+        if not (self.is_open or self.lease.runs):
             return None
         dead = method(self.lease, *args)
         self.drop()
@@ -211,9 +212,12 @@ class QoS:
 
     @property
     def has_many_returning(self) -> bool:
-        """Return whether so many jobs wait in this process for their requeue that the channel may
-        claim none (``RETURNING_MAX``)."""
-        return bool(self.channel.owner.leases.returning_count >= RETURNING_MAX)
+        """Return whether so many jobs wait in this process for their requeue, or for a deferred
+        settlement, that the channel may claim none (``RETURNING_MAX``)."""
+        owner = self.channel.owner
+        # Hardly any other calls are deferred.
+        waiting_count = owner.leases.returning_count + len(owner.deferred_calls)
+        return bool(waiting_count >= RETURNING_MAX)
 
     def can_consume(self) -> bool:
         """Return whether kombu may read a message by BRPOP, from a queue without acks. Celery's

@@ -64,6 +64,9 @@ def settle(
             exc,
         )
         delivery.owner.deferred_calls.append(end)
+        if delivery.lease.runs:
+            # Its run has ended. In the prefetch, the job would keep others from being claimed.
+            delivery.drop()
         return None
 
 

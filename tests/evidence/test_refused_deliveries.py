@@ -153,6 +153,25 @@ def test_a_suspect_that_cannot_be_moved_keeps_no_other_waiting(
     assert one.alive()
 
 
+def test_a_job_that_has_run_and_cannot_be_moved_keeps_no_other_waiting(
+    worker, make_app, ledger, client, db
+):
+    """It kept its place in the prefetch, so that an idle worker claimed nothing more."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    options = {**OPTIONS, "strike_limit": 1}
+    one = worker(pool="prefork", concurrency=1, options=options, args=["--prefetch-multiplier=1"])
+    shop.tasks["shop.kill_child"].delay("pill")
+    one.wait_log("could not be requeued or moved yet")
+    shop.tasks["shop.note"].delay("behind")
+    eventually(lambda: ledger.runs().get("behind"))
+    client.delete("superfetch:dead")
+    eventually(lambda: len(db.dead()) == 1)
+    eventually(lambda: not db.held())
+    assert one.alive()
+    assert ledger.runs() == {"pill": 1, "behind": 1}
+
+
 def solo(worker, own: Server, url: str):
     """A solo worker; its first job runs already, and holds its loop."""
     return worker(

@@ -145,8 +145,11 @@ class InFlight:
 
     @property
     def detached_count(self) -> int:
-        """The number of jobs that still run although their channel is closed."""
-        return self.leases.counts[State.DETACHED]
+        """The number of jobs that still run although their channel is closed. Not one whose run has
+        ended, and whose settlement is deferred."""
+        if not self.leases.counts[State.DETACHED]:  # the fetch loop asks in each tick
+            return 0
+        return sum(lease.state is State.DETACHED and not lease.has_run for lease in self.leases)
 
     @property
     def returning_count(self) -> int:

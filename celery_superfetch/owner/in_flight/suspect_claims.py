@@ -72,9 +72,9 @@ class SuspectClaims:
         """
         with self.pending.lock:
             self.pending.flush()
-            counts = self.leases.counts
+            runs = any(lease.runs and not lease.has_run for lease in self.leases)
             # DELIVERED: its consumer does not report when it begins, so it may have.
-            if counts[State.DELIVERED] or counts[State.RUNNING] or counts[State.DETACHED]:
+            if runs or self.leases.counts[State.DELIVERED]:
                 return None
             lease = self._claim(owner, queue_list, backlog)
             if lease is not None:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import redis
 
+from celery_superfetch.model.strikes import Decision, Limits
 from celery_superfetch.owner.owner import Owner
-from celery_superfetch.transport.deliveries import Delivery
+from celery_superfetch.signals import job_recovering
+from celery_superfetch.transport.deliveries import RETURNING_MAX, Delivery
 from celery_superfetch.worker.settling import settle
 from support.driver import Driver, Executor
+from support.servers.database import Database
 from support.servers.proxy import FaultProxy
 from support.waiting import eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
+
+APP = "an app that dead-letters each job whose run was lost"
+
+
+@pytest.fixture(autouse=True)
+def kills() -> Iterator[None]:
+    def kill(**_: object) -> Decision:
+        return Decision.KILL
+
+    job_recovering.connect(kill, sender=APP)
+    yield
+    job_recovering.disconnect(kill, sender=APP)
 
 
 @pytest.fixture
@@ -22,6 +38,10 @@ def refusing(bench: Bench) -> Bench:
     """Another program has written to the key of the dead set."""
     bench.client.set(bench.keys.dead, "a text")
     return bench
+
+
+def dead_count(bench: Bench) -> int:
+    return len(list(bench.dead_set.find()))
 
 
 def consumer(url: str, *queues: str, prefetch: int = 1, is_worker: bool = True) -> Inbox:
@@ -38,15 +58,137 @@ def delivery_of(inbox: Inbox, number: int = 0) -> Delivery:
     return inbox.messages[number].delivery
 
 
+def start(delivery: Delivery) -> None:
+    driver = Driver.of(delivery.owner)
+    driver.reserve(delivery.job)
+    assert driver.start(delivery.job)
+
+
+def lose_run(delivery: Delivery, app: str = APP) -> None:
+    """Its pool process is lost; by the rules of ``APP`` the job is to move to the dead set."""
+    settlement, limits = delivery.owner.settlement, Limits.of(delivery.owner.config)
+    settle(delivery, settlement.recover_or_kill, "lost", app, limits)
+
+
 def refuse(delivery: Delivery) -> None:
     """Celery cannot receive the job, which is to move to the dead set."""
     settlement = delivery.owner.settlement
-    settle(delivery, settlement.kill, "cannot be received", None)
+    settle(delivery, settlement.kill, "cannot be received", APP)
+
+
+def start_and_lose(delivery: Delivery) -> None:
+    start(delivery)
+    lose_run(delivery)
 
 
 def catch_up(owner: Owner) -> None:
     with suppress(redis.RedisError):
         owner.catch_up()
+
+
+def test_a_job_that_has_run_holds_up_no_other_one(url, refusing):
+    """The deferred job kept its place in the prefetch: an idle worker claimed nothing more."""
+    refusing.push("mail", payload(1), payload(2))
+    with consumer(url) as inbox:
+        first = delivery_of(inbox)
+        start_and_lose(first)
+        assert Driver.of(first.owner).is_running(first.job), "its settlement is deferred"
+        catch_up(first.owner)
+        inbox.receive(2)
+        assert inbox.ids() == ["1", "2"]
+        refusing.client.delete(refusing.keys.dead)
+        first.owner.catch_up()
+        assert dead_count(refusing) == 1
+        assert first.lease.is_gone
+        first.owner.catch_up()
+        assert refusing.private(first.owner.name) == [payload(2)]
+
+
+def test_nor_a_suspect(url, refusing):
+    """No suspect was claimed for a solo run, as if the job ran alongside it."""
+    refusing.push("mail", payload(1))
+    with consumer(url) as inbox:
+        start_and_lose(delivery_of(inbox))
+        Database(refusing.client).suspect(payload(2), "mail")
+        owner = inbox.channel.owner
+        claimed = Driver.of(owner).claim_suspect(owner.name, "mail")
+        assert claimed is not None
+        assert claimed.job.payload == payload(2)
+
+
+def test_nor_does_it_if_its_channel_was_closed_while_it_ran(url, refusing):
+    refusing.push("mail", payload(1), payload(2))
+    with consumer(url, is_worker=False) as one, consumer(url, "other", is_worker=False) as other:
+        running = delivery_of(one)
+        driver = Driver.of(running.owner)
+        other.settle_in()
+        start(running)
+        one.channel.close()
+        assert driver.detached_count == 1
+        lose_run(running)
+        assert driver.detached_count == 0
+
+
+def test_a_deferred_settlement_is_made_although_its_channel_closes(url, refusing):
+    """Once, by the thread that has the owner leave."""
+    refusing.push("mail", payload(1))
+    with consumer(url, is_worker=False) as inbox:
+        delivery = delivery_of(inbox)
+        start_and_lose(delivery)
+        inbox.channel.close()
+        assert delivery.owner.name, "it has a job, and stays registered"
+        refusing.client.delete(refusing.keys.dead)
+        eventually(lambda: not delivery.owner.name)
+        assert dead_count(refusing) == 1
+        assert not refusing.client.keys("superfetch:private:*")
+        assert not refusing.queue()
+
+
+def test_a_deferred_settlement_does_nothing_after_its_owner_was_declared_dead(
+    url, refusing, caplog
+):
+    refusing.push("mail", payload(1))
+    with consumer(url) as inbox:
+        delivery = delivery_of(inbox)
+        owner, before = delivery.owner, delivery.owner.name
+        start_and_lose(delivery)
+        refusing.client.delete(refusing.keys.dead)
+        assert refusing.mark(before)
+        refusing.reaper().reap()
+        assert refusing.queue() == [payload(1)]
+        owner.heartbeat()
+        owner.catch_up()
+        assert delivery.lease.is_gone
+        assert refusing.queue() == [payload(1)]
+        assert refusing.counters(payload(1)).recoveries == 1
+        assert not dead_count(refusing)
+        assert caplog.text.count("Lost ownership of job") == 1
+
+
+def test_a_deferred_settlement_leaves_alone_a_job_that_was_requeued_meanwhile(url, refusing):
+    refusing.push("mail", payload(1))
+    with consumer(url) as inbox:
+        delivery = delivery_of(inbox)
+        start_and_lose(delivery)
+        Driver.of(delivery.owner).requeue([delivery.job])
+        refusing.client.delete(refusing.keys.dead)
+        delivery.owner.catch_up()
+        assert not dead_count(refusing)
+        assert refusing.queue() == [payload(1)]
+
+
+def test_a_worker_holds_few_jobs_whose_settlement_is_refused(url, refusing):
+    """Without a limit it would take the whole queue into its memory."""
+    refusing.push("mail", *map(payload, range(RETURNING_MAX + 20)))
+    with consumer(url, prefetch=10) as inbox:
+        for number in range(RETURNING_MAX):
+            start_and_lose(delivery_of(inbox, number))
+        inbox.settle_in()
+        assert len(inbox.messages) < RETURNING_MAX + 10
+        refusing.client.delete(refusing.keys.dead)
+        inbox.channel.owner.catch_up()
+        assert dead_count(refusing) == RETURNING_MAX
+        inbox.receive(RETURNING_MAX + 10)
 
 
 def test_a_job_that_has_not_run_is_requeued_when_its_deferred_move_is_refused(
