@@ -10,6 +10,7 @@ outage again.
 from __future__ import annotations
 
 import logging
+import math
 from time import monotonic
 
 OUTAGE_LOG_INTERVAL_S = 60.0  # between two lines of an outage that goes on
@@ -17,25 +18,40 @@ OUTAGE_LOG_INTERVAL_S = 60.0  # between two lines of an outage that goes on
 
 class Outage:
     """The log lines of one activity that fails while its server is away or refuses it, and that its
-    callers try again every few seconds: one line at the beginning, one a minute, one at the
-    end."""
+    callers try again every few seconds: one line at the beginning, one a minute, one at the end.
 
-    def __init__(self, logger: logging.Logger, interval_s: float = OUTAGE_LOG_INTERVAL_S) -> None:
-        self._logger, self._interval_s = logger, interval_s
+    Arguments:
+        expires_s: seconds without a failed try after which the outage is over without a line, since
+            another process may have succeeded.
+    """
+
+    def __init__(
+        self,
+        logger: logging.Logger,
+        interval_s: float = OUTAGE_LOG_INTERVAL_S,
+        expires_s: float = math.inf,
+    ) -> None:
+        self._logger, self._interval_s, self._expires_s = logger, interval_s, expires_s
         self._began: float | None = None  # monotonic s; None: the last try succeeded
+        self._failed_at = 0.0  # monotonic s; the last failed try
         self._next_line = 0.0
 
     @property
     def lasts(self) -> bool:
-        """Return whether the last try failed."""
-        return self._began is not None
+        """Return whether the last try failed, and not too long ago."""
+        return self._began is not None and monotonic() - self._failed_at < self._expires_s
 
     def failed(self, text: str, *values: object) -> None:
         """Log a failed try as a warning, if a line is due; else at DEBUG."""
         # Other threads may log the end meanwhile.
-        now, began = monotonic(), self._began
+        now, began = monotonic(), self._began if self.lasts else None
+        self._failed_at = now
         if began is None:
-            self._began = self._next_line = began = now
+            # One that has expired may continue, and each try wait for a long queue: it gets no more
+            # lines than before.
+            if self._began is None:
+                self._next_line = now
+            self._began = began = now
         level = logging.DEBUG
         if now >= self._next_line:
             level, self._next_line = logging.WARNING, now + self._interval_s
@@ -45,7 +61,7 @@ class Outage:
 
     def ended(self, text: str) -> None:
         """Log that a try succeeded after one that failed; do nothing if the last try succeeded as
-        well. ``text`` says what works again."""
-        began, self._began = self._began, None
+        well, or the outage has expired. ``text`` says what works again."""
+        began, self._began = self._began if self.lasts else None, None
         if began is not None:
             self._logger.info("%s again, after %.0f s.", text, monotonic() - began)

@@ -124,7 +124,8 @@ class Delivery:
             return None
         dead = method(self.lease, *args)
         self.drop()
-        self.channel.qos.note_moved()
+        if dead is not None:
+            self.channel.qos.note_moved()
         return dead
 
     def requeue_refused(self, refusal: ResponseError) -> None:
@@ -192,8 +193,9 @@ class QoS:
         self.channel = channel
         self.unsettled: dict[Any, Any] = {}  # delivery tag -> message
         #: The time in which the server refuses to move claimed jobs to the dead set or to
-        #: probation. ``worker/unknown_tasks.py`` reads it.
-        self.refusals = Outage(logger)
+        #: probation. ``worker/unknown_tasks.py`` reads it. It expires, since another worker may
+        #: have moved the jobs that were refused here.
+        self.refusals = Outage(logger, expires_s=3 * REFUSED_INTERVAL)
         #: Calls ``restore_unacked_once`` if the channel is still open at the exit of the process.
         self.at_exit = Finalize(self, self.restore_unacked_once, exitpriority=1)
 
@@ -306,8 +308,8 @@ class QoS:
         )
 
     def note_moved(self) -> None:
-        """Note that the server has moved a job. Its refusals have ended if no refused job waits for
-        its requeue."""
+        """Note that the server has moved a job to the dead set or to probation. Its refusals have
+        ended if no refused job waits for its requeue."""
         if self.refusals.lasts and not self.channel.owner.leases.returning_count:
             self.refusals.ended("Redis accepts moves to the dead set and to probation")
 
@@ -323,11 +325,10 @@ class QoS:
             raise
         except Exception:  # a payload may raise any error in a parser, and must not end the worker
             try:
-                self.channel.owner.settlement.kill_unparseable(lease)
+                if self.channel.owner.settlement.kill_unparseable(lease):
+                    self.note_moved()
             except ResponseError as exc:
                 self.requeue_refused(lease, exc)
-            else:
-                self.note_moved()
             return None
 
     def append(self, message: Any, delivery_tag: Any) -> None:

@@ -37,6 +37,7 @@ UNREAD_REPLIES_MAX = pending.UNREAD_REPLIES_MAX
 LOST_JOBS_LOGGED_MAX = LOGGED_IN_A_ROW
 PARK_MIN_S = WORTH_PARKING
 SECOND_CHECK_S = lost_claims.LATE_CLAIM
+REFUSED_INTERVAL = pending.REFUSED_INTERVAL
 Executor = executor.Executor
 
 #: Method of `Driver` -> the event that it stands for.

@@ -13,10 +13,10 @@ from celery_superfetch.owner.owner import Owner
 from celery_superfetch.signals import job_recovering
 from celery_superfetch.transport.deliveries import RETURNING_MAX, Delivery
 from celery_superfetch.worker.settling import settle
-from support.driver import Driver, Executor
+from support.driver import REFUSED_INTERVAL, Driver, Executor
 from support.servers.database import Database
 from support.servers.proxy import FaultProxy
-from support.waiting import eventually
+from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox
 
@@ -211,3 +211,36 @@ def test_a_job_that_has_not_run_is_requeued_when_its_deferred_move_is_refused(
         refusing.client.delete(refusing.keys.dead)
         Driver.of(owner).retry_requeues_now()
         eventually(lambda: catch_up(owner) or refusing.queue() == [payload(1)], 5)
+
+
+def test_only_a_move_to_the_dead_set_ends_its_refusals(url, refusing, caplog):
+    """A recovery did, too: the log said that Redis accepts moves to the dead set again."""
+    caplog.set_level("INFO")
+    refusing.push("mail", payload(1), payload(2))
+    with consumer(url, prefetch=2) as inbox:
+        one, two = delivery_of(inbox), delivery_of(inbox, 1)
+        owner, refusals = one.owner, inbox.channel.qos.refusals
+        refuse(one)
+        Driver.of(owner).retry_requeues_now()
+        owner.catch_up()
+        assert one.lease.is_gone, "the refused job is on its queue"
+        start(two)
+        lose_run(two, "another app")
+        assert two.lease.is_gone
+        assert refusals.lasts
+        refusing.client.delete(refusing.keys.dead)
+        refuse(delivery_of(inbox, 2))
+        assert not refusals.lasts
+        assert caplog.text.count("Redis accepts moves to the dead set") == 1
+
+
+def test_refusals_are_over_a_while_after_the_last_one(url, refusing):
+    """Another worker has moved the job: here no move would end them. Days later the first job of an
+    unknown task was dead-lettered without Celery's log line."""
+    refusing.push("mail", payload(1))
+    with consumer(url) as inbox:
+        delivery = delivery_of(inbox)
+        refuse(delivery)
+        refusals = inbox.channel.qos.refusals
+        always(lambda: refusals.lasts, during=2 * REFUSED_INTERVAL)
+        eventually(lambda: not refusals.lasts, 2 * REFUSED_INTERVAL)

@@ -34,3 +34,26 @@ def test_an_outage_that_lasts_is_logged_now_and_then(caplog):
 
     eventually(lambda: lines() == 3)
     assert caplog.messages[1] == "Fails. This has lasted for 0 s."
+
+
+def test_an_outage_without_a_failed_try_expires(caplog):
+    """Its end is in no log: another process has succeeded, perhaps days ago."""
+    caplog.set_level(logging.INFO)
+    outage = Outage(logger, interval_s=0.0, expires_s=0.05)
+    outage.failed("Fails.")
+    outage.failed("Fails.")
+    assert outage.lasts
+    eventually(lambda: not outage.lasts)
+    outage.ended("Works")
+    outage.failed("Fails.")
+    assert outage.lasts
+    eventually(lambda: not outage.lasts)
+    outage.failed("Fails.")
+    assert caplog.messages == ["Fails.", "Fails. This has lasted for 0 s.", "Fails.", "Fails."]
+
+
+def test_an_outage_that_expires_again_and_again_gets_no_more_lines_than_another(caplog):
+    outage = Outage(logger, interval_s=60.0, expires_s=0.0)
+    for _ in range(10):
+        outage.failed("Fails.")
+    assert caplog.messages == ["Fails."]
