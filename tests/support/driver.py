@@ -209,14 +209,18 @@ class Driver:
         """Send what is pending and claim, in one round trip; as ``PrivateLists.claim_call``."""
         return self._in_flight.claim(owner, lists, most, turn, landed, starts, brought).claims
 
-    def claim_suspect(self, owner: str, queue_list: str) -> Claimed | None:
+    def claim_suspect(
+        self, owner: str, queue_list: str, solo_window_s: float = 0.0
+    ) -> Claimed | None:
         """Claim a job on probation for a solo run."""
-        lease = self._suspects.claim_alone(owner, queue_list, lambda _: 0.0)
+        lease = self._suspects.claim_alone(owner, queue_list, lambda _: solo_window_s)
         return None if lease is None else lease.claimed
 
-    def claim_suspect_alongside(self, owner: str, queue_list: str) -> Claimed | None:
+    def claim_suspect_alongside(
+        self, owner: str, queue_list: str, solo_window_s: float = 0.0
+    ) -> Claimed | None:
         """Claim a job on probation that need not run alone any more."""
-        lease = self._suspects.claim_alongside(owner, queue_list, lambda _: 0.0)
+        lease = self._suspects.claim_alongside(owner, queue_list, lambda _: solo_window_s)
         return None if lease is None else lease.claimed
 
     def hold(self, job: Job) -> None:
@@ -299,6 +303,10 @@ class Driver:
         """Let a job run alone for some seconds, as if it had been on probation."""
         self._in_flight.leases.solo = self._lease(job)
         self._suspects.solo_until = monotonic() + seconds
+
+    def end_solo_if_over(self) -> Job | None:
+        """Let other jobs start if the solo window is over; return the job that ran alone."""
+        return self._suspects.end_solo()
 
     # -- what is sent
 
