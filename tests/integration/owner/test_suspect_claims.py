@@ -26,6 +26,7 @@ def test_a_solo_run_ends_with_its_window_and_not_before(bench, owner):
     first = bench.driver.claim_suspect(owner.owner, "mail", LONG)
     assert bench.driver.end_solo_if_over() is None
     assert bench.driver.solo == first.job
+    assert bench.driver.has_waiting_note(first.job) is False, "it counts as running"
     bench.driver.finish(first)
     second = bench.driver.claim_suspect(owner.owner, "mail", SHORT)
     assert eventually(bench.driver.end_solo_if_over) == second.job
