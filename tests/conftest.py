@@ -25,7 +25,14 @@ from support.servers.clock import NoFakeClock
 from support.servers.cluster import TAG, cluster, in_slot
 from support.servers.database import Database
 from support.servers.ledger import LEDGER_DB, Ledger
-from support.servers.server import ExternalServer, NoServerBinary, NotOurServer, Server
+from support.servers.server import (
+    ExternalServer,
+    NoServerBinary,
+    NotOurServer,
+    Server,
+    parsed,
+    server_version,
+)
 from support.waiting import eventually
 from support.workers.cli import Result, run_superfetch, superfetch_here
 from support.workers.worker import TESTS, Beat, Worker, app_env
@@ -98,6 +105,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         available, reason = namespaces_available()
         if not available:
             pytest.skip(f"needs namespaces: {reason}")
+    for mark in item.iter_markers("since"):
+        version, reason = mark.args
+        if server_version(EXTERNAL) < parsed(version):
+            pytest.skip(f"needs Redis {version}, or Valkey: {reason}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -83,6 +83,7 @@ def test_connected_and_silent_is_not_dead_before_its_ttl(quick, line):
     assert eventually(dead, 10) == {owner.owner: Reason.DISCONNECTED}, "the control"
 
 
+@pytest.mark.since("7.2", "before, a server cannot tell connections of this package from others")
 def test_connected_and_silent_for_its_ttl_is_dead(make_bench, line):
     bench = make_bench(heartbeat_interval=0.1, owner_ttl=0.6, reap_interval=0.1)
     dead = Passes(bench)

@@ -370,6 +370,7 @@ def test_connections_are_looked_up_by_id_in_the_same_run_of_the_server(bench, ur
     eventually(lambda: bench.registry.connected(record, run) is False, 5)
 
 
+@pytest.mark.since("7.2", "before, a server cannot tell connections of this package from others")
 def test_cutting_an_owners_connections_ends_them(bench, url):
     run = run_id(bench.client)
     with as_worker(url) as other:

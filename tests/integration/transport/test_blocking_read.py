@@ -193,6 +193,7 @@ def test_what_no_claim_has_named_goes_back_when_its_connection_is_gone(url, benc
     assert bench.registry.owners() == {}
 
 
+@pytest.mark.since("7.0", "before, it does not count the calls of a subcommand")
 def test_a_server_that_ends_no_wait_is_not_asked_for_each_job(fresh_server):
     """Behind several proxies an id may be one that the proxy which is asked never gave: to find out
     takes a second. The reads are closed instead, since this consumer may run a job in its thread;
@@ -214,6 +215,7 @@ def test_a_server_that_ends_no_wait_is_not_asked_for_each_job(fresh_server):
     assert second <= 4 < first, "to close one looks for its id once"
 
 
+@pytest.mark.since("7.0", "before, permissions for a subcommand cannot be withdrawn")
 def test_what_has_landed_by_a_read_that_is_closed_goes_back(fresh_server):
     server = fresh_server()
     server.client().execute_command("ACL", "SETUSER", "default", "-client|unblock")
@@ -228,6 +230,7 @@ def test_what_has_landed_by_a_read_that_is_closed_goes_back(fresh_server):
         inbox.receive(1)
 
 
+@pytest.mark.since("7.0", "before, permissions for a subcommand cannot be withdrawn")
 def test_what_lands_by_a_read_that_a_proxy_keeps_goes_back(fresh_server, monkeypatch):
     """The service allows neither CLIENT UNBLOCK nor CLIENT KILL, and its proxy keeps the BLMOVE of
     a read that was closed: it moves a job when all that was due at the close is done."""
@@ -260,6 +263,7 @@ def test_an_idle_consumer_ends_its_checks_after_a_lost_reply_and_leaves_its_read
         assert {*reads.armed} == armed
 
 
+@pytest.mark.since("7.0", "before, permissions for a subcommand cannot be withdrawn")
 @pytest.mark.parametrize("forbidden", ["-client|setinfo", "-client|kill", "-client|list"])
 def test_a_read_that_is_closed_says_whether_a_claim_may_land_afterwards(fresh_server, forbidden):
     """If it said no where the server has cut nothing, its owner would leave no tombstone, and a

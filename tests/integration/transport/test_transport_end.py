@@ -332,6 +332,7 @@ def test_a_close_requeues_although_a_broadcast_queue_cannot_be_deleted(proxy, be
         assert sorted(again.ids()) == ["1", "2"]
 
 
+@pytest.mark.since("7.2", "before, a server cannot tell connections of this package from others")
 def test_a_close_that_is_interrupted_as_it_ends_its_reads_requeues_all_the_same(proxy, bench):
     """A signal handler raises while the close waits for the end of a blocking read, before kombu's
     close. The process continues with another consumer, of the same owner."""
@@ -349,6 +350,7 @@ def test_a_close_that_is_interrupted_as_it_ends_its_reads_requeues_all_the_same(
         assert sorted(other.ids()) == ["1", "2"]
 
 
+@pytest.mark.since("7.2", "before, a server cannot tell connections of this package from others")
 def test_a_job_that_a_read_brings_after_an_interrupted_cancel_is_requeued(proxy, bench):
     """A signal handler raises while the cancel of a consumer waits for the end of its read, which
     so goes on. The channel has another consumer."""

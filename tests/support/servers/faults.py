@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import redis
 
+from celery_superfetch.store.redis.server import FLAGS_LINE, PLAIN_LINE
 from support.servers.proxy import Words
 from support.servers.server import Server
 from support.waiting import eventually
@@ -101,8 +102,9 @@ def command(name: str) -> Callable[[Words], bool]:
 
 
 def script(*sources: str) -> Callable[[Words], bool]:
-    """For `FaultProxy.cut_at`: a script, sent whole with any `#!lua` line before it, or by hash."""
-    headers = ("", "#!lua flags=allow-oom\n", "#!lua flags=no-writes\n")
+    """For `FaultProxy.cut_at`: a script, sent whole with any first line, or by hash."""
+    flags = ("allow-oom", "no-writes")
+    headers = ("", PLAIN_LINE, *(FLAGS_LINE.format(flags=flag) for flag in flags))
     texts = {(h + text).encode() for h in headers for text in sources}
     known = texts | {sha1(text).hexdigest().encode() for text in texts}
     return lambda words: words[0].upper() in (b"EVAL", b"EVALSHA") and words[1] in known

