@@ -348,6 +348,12 @@ class Owner:
         if refusal is not None:
             raise refusal
 
+    def _make_deferred_calls(self) -> None:
+        """Make each deferred call once. One that the server refuses is made again later."""
+        for _ in range(len(self.deferred_calls)):
+            with suppress(ResponseError):
+                self._make_deferred_call()
+
     def _make_deferred_call(self) -> None:
         """Make the oldest deferred call; if it fails because of the server, it is the last one of
         the deferred calls from then on."""
@@ -435,9 +441,7 @@ class Owner:
                 return True
         has_left = False
         try:
-            for _ in range(len(self.deferred_calls)):
-                with suppress(ResponseError):  # it is tried again, after the others
-                    self._make_deferred_call()
+            self._make_deferred_calls()
             self._settle()
             with self._lock:  # a channel that joins at this moment waits, and registers again
                 if not self._lists_by_user and self.name and self.leases.is_empty:
@@ -488,6 +492,9 @@ class Owner:
         def settle() -> None:
             if not self.name:  # ``LateLeave`` was faster
                 return
+            # First: the run of a job whose settlement is deferred has ended, perhaps by the job
+            # itself. Below it would count as cut short by this stop, and get no strike.
+            self._make_deferred_calls()
             self._settle()
             if not self.failing:
                 self.leases.requeue_all()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 
 import pytest
 import redis
 from redis.connection import parse_url
 
+from celery_superfetch.model.strikes import Limits
 from celery_superfetch.owner.heartbeat_thread import HeartbeatThread
 from celery_superfetch.owner.owner import MANY_UNUSED, Owner
 from celery_superfetch.owner.process_owners import owner_for, owners_of_process
@@ -212,6 +214,23 @@ def test_one_that_fails_by_itself_keeps_what_it_runs_until_a_peer_finds_it_gone(
     assert "stays registered" not in caplog.text, "it has not tried to leave"
     Driver.of(member).finish(running)
     member.leave_for_good()
+    assert bench.registry.owners() == {}
+
+
+def test_a_settlement_that_is_deferred_is_made_before_the_process_ends(member, bench):
+    """A job that had killed its pool process was requeued as one that the stop had cut short: it
+    got no strike."""
+    bench.push("mail", payload(1))
+    [claimed] = member.claim(["mail"], 1, 1).leases
+    driver = Driver.of(member)
+    assert driver.start(claimed.job)
+    limits = Limits.of(bench.config)
+    lost = partial(driver.recover_or_kill, claimed.job, "pool process lost", None, limits)
+    member.deferred_calls.append(lost)
+    member.leave_for_good()
+    assert bench.queue() == [payload(1)]
+    counters = bench.counters(payload(1))
+    assert (counters.strikes, counters.stops) == (1, 0)
     assert bench.registry.owners() == {}
 
 
