@@ -81,7 +81,7 @@ class LostClaims:
             try:
                 requeued_count = self.lists.return_landed(owner, lists)
                 held = self.lists.held(owner)
-                self._record_starts_again(owner, held)
+                self._correct_waiting_notes(owner, held)
                 requeued_count += self._requeue_unknown(owner, held.claims)
                 pending.flush()
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
@@ -93,16 +93,19 @@ class LostClaims:
             self._second_check_at = math.inf if is_last else monotonic() + LATE_CLAIM
             return requeued_count
 
-    def _record_starts_again(self, owner: str, held: Held) -> None:
-        """Record again the starts of running jobs for which the server has a waiting note. It has
-        one if it came back with an older snapshot. If this process then died, the reaper would find
-        the note, and would requeue such a job without a strike: a job that kills its processes
-        would never be found."""
-        waiting = set(held.claims) - held.running
+    def _correct_waiting_notes(self, owner: str, held: Held) -> None:
+        """Correct the waiting notes on the server, which are wrong if it came back with an older
+        snapshot. If this process then died, the reaper would go by them. It would requeue a running
+        job that has a note without a strike: a job that kills its processes would never be found.
+        And a job that never began, and has no note, would get a strike."""
+        claims = set(held.claims)
         for lease in self.leases:
-            if lease.job.owner == owner and lease.job.claim_id in waiting and lease.runs:
-                lease.has_waiting_note = True
-                self.pending.add(lease)  # the state is RUNNING: the next send removes the note
+            if lease.job.owner == owner and lease.job.claim_id in claims:
+                has_note = lease.job.claim_id not in held.running
+                wants_note = lease.may_start and lease.has_waiting_note
+                if lease.runs if has_note else wants_note:
+                    lease.has_waiting_note = has_note
+                    self.pending.add(lease)  # the next send deletes the note, or puts it back
 
     def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
         """Requeue the jobs of those ``claims`` that have no lease, or ack them again; return how

@@ -56,6 +56,26 @@ def test_a_start_that_an_older_snapshot_has_undone_is_recorded_again(hasty, owne
     assert hasty.private(owner) == [waited.job.payload]
 
 
+def test_a_waiting_note_that_an_older_snapshot_lacks_is_put_back(hasty, owner):
+    """The server has the jobs as running: the death of their owner would be a strike for each."""
+    held = hasty.driver
+    held.heartbeat_confirmed(owner.owner)
+    [recorded] = hasty.take(owner, payload("recorded"), starts=1)
+    held.reserve(recorded.job)
+    held.unrecord(recorded.job)
+    [withdrawn, running] = hasty.take(owner, payload("withdrawn"), payload("running"))
+    assert hasty.hand_over(withdrawn)
+    held.withdraw_start(withdrawn.job)
+    assert hasty.hand_over(running)
+    held.flush()
+    assert hasty.recorded(owner) == [digest(running.job.payload)]
+    for claimed in (recorded, withdrawn):
+        hasty.client.hdel(hasty.keys.private(owner.owner), WAITS + claimed.job.claim_id)
+    held.needs_reconcile = True
+    assert held.reconcile(owner.owner, {"mail": 0}) == 0
+    assert hasty.recorded(owner) == [digest(running.job.payload)]
+
+
 def test_a_job_that_was_recorded_and_not_started_loses_its_record_after_a_reconcile(hasty, owner):
     held = hasty.driver
     [claimed] = hasty.take(owner, payload(1), starts=1)
