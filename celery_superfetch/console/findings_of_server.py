@@ -38,11 +38,12 @@ def of_data_loss(overview: Mapping[str, Any]) -> Iterator[Finding]:
         return
     text = (
         f"the server lost the records of running workers (found {ago(at, now)}): it was flushed, "
-        "restarted without its data, or keys were deleted or evicted, and jobs may be lost"
+        "restarted without its data or came back with older data, or keys were deleted or evicted, "
+        "and jobs may be lost"
     )
     fix = (
         "publish again the jobs that were waiting on its queues, and look for FLUSHALL, FLUSHDB, "
-        "DEL, eviction, and a restart without persistence"
+        "DEL, eviction, a restart without persistence, and a restored backup"
     )
     yield Finding("warning", "data-lost", text, fix)
 

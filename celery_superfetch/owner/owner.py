@@ -73,9 +73,9 @@ TEXT_BY_LOSS = {
     "others do not start here. Check whether the process was frozen, hung, or cut off "
     "from Redis.",
     "unknown": "Redis no longer knows this worker (owner=%s): its keys were flushed, deleted or "
-    "evicted, or Redis restarted empty. Jobs that Redis still has are requeued, "
-    "running ones may run twice, missing ones are logged as lost. Look for FLUSHALL, "
-    "DEL, eviction and disabled persistence.",
+    "evicted, or Redis restarted empty or came back with older data. Jobs that Redis still "
+    "has are requeued, running ones may run twice, missing ones are logged as lost. Look for "
+    "FLUSHALL, DEL, eviction, disabled persistence and restored backups.",
 }
 
 
@@ -568,6 +568,7 @@ class Owner:
 
     def on_answer(self, record: OwnerRecord, answer: Heartbeat, asked: float) -> None:
         self.leases.pending.expires = record.lists
+        self.leases.pending.lost_jobs.heartbeat_run_id = record.run_id
         self.suspects.lists = answer.probation
         self.rank = answer.rank
         self.paused = answer.paused

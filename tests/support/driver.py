@@ -461,6 +461,10 @@ class Driver:
         """Note that the server had restarted at a time (s since the epoch)."""
         self._in_flight.pending.lost_jobs.server_restarted_at = at
 
+    def heartbeat_came_from(self, run_id: str) -> None:
+        """Note the run of the server that answered the last heartbeat."""
+        self._in_flight.pending.lost_jobs.heartbeat_run_id = run_id
+
     # -- parked jobs
 
     def server_time_is(self, now_ms: float, due_ms: float | None = None) -> None:

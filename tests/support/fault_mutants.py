@@ -86,7 +86,7 @@ MUTANTS = [
     ),
     Mutant(
         "an ack that is sent again is announced as lost",
-        PendingLeases, "_on_no_reply_to_settle", "lease.ack_had_no_reply = True", "pass",
+        PendingLeases, "_on_no_reply_to_settle", "or was_sent", "",
         ("claim, start, finish",),
     ),
     Mutant(
@@ -167,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "a requeue that had no reply is taken for a loss",
-        PendingLeases, "_on_no_reply_to_move", "lease.move_had_no_reply = True", "pass",
+        PendingLeases, "_on_no_reply_to_move", "or was_sent", "",
         ("jobs are requeued",),
     ),
     Mutant(
@@ -187,7 +187,7 @@ MUTANTS = [
     ),
     Mutant(
         "replies that were lost are not reported",
-        Pipeline, "drop", "command.on_lost()", "pass",
+        Pipeline, "_drop", "command.on_lost(number < sent)", "pass",
         ("claim, start, finish",),
     ),
     Mutant(

@@ -97,8 +97,10 @@ def send_acks_once() -> None:
     """Do not send acks again whose replies were lost."""
     on_no_reply_to_settle = PendingLeases._on_no_reply_to_settle
 
-    def forget(self: PendingLeases, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
-        on_no_reply_to_settle(self, [], notes)
+    def forget(
+        self: PendingLeases, acks: Sequence[Lease], notes: Sequence[Lease], was_sent: bool
+    ) -> None:
+        on_no_reply_to_settle(self, [], notes, was_sent)
 
     PendingLeases._on_no_reply_to_settle = forget
 

@@ -17,6 +17,7 @@ from collections import Counter, deque
 from contextlib import suppress
 from enum import Enum
 from threading import Lock
+from time import time
 from typing import NamedTuple
 
 from redis.exceptions import ResponseError
@@ -26,6 +27,7 @@ from ...model.log_text import one_line_each
 from ...store.database import Database
 from ...store.dead_set import DeadSetStore
 from ...store.owner_registry import OwnerRegistry
+from ...store.redis.clients import run_id
 from ...store.stats import Stats
 
 logger = one_line_each(logging.getLogger(__name__))
@@ -49,8 +51,8 @@ DEAD_LETTERED = (
     "Job %s does not start on this worker (queue=%s, owner=%s): it was moved to the dead set."
 )
 PERHAPS_BACK = (
-    "Job %s is lost (queue=%s, owner=%s): Redis restarted, perhaps with older data, and no "
-    "longer has its claim. Publish it again, unless it is on its queue or has run."
+    "Job %s is lost (queue=%s, owner=%s): Redis no longer has its claim, and may have come back "
+    "with older data. Publish it again, unless it is on its queue or has run."
 )
 #: True for lost jobs, False for others -> the level and the common line for jobs that are not
 #: logged one by one.
@@ -69,7 +71,7 @@ class Fate(Enum):
 
     LOST = LOST  # flushed, deleted or evicted
     LOST_AFTER_RUN = LOST_AFTER_RUN
-    PERHAPS_BACK = PERHAPS_BACK  # with older data the job may be on its queue
+    PERHAPS_BACK = PERHAPS_BACK  # with older data it may be on its queue, or in a private list
     RECOVERED = RECOVERED
     DEAD_LETTERED = DEAD_LETTERED
     REQUEUED = ""  # by an earlier try whose reply was lost; not logged
@@ -102,8 +104,11 @@ class LostJobs:
         #: both want to.
         self._examining = Lock()
         #: When the server had another run id than before (s since the epoch, by this host's
-        #: clock); ``Owner.on_server_restarted`` sets it.
+        #: clock); ``Owner.on_server_restarted`` sets it, or an ``examine`` that is faster than the
+        #: heartbeats.
         self.server_restarted_at = 0.0
+        #: The run id of the server that answered the last heartbeat; empty: unknown.
+        self.heartbeat_run_id = ""
 
     def __bool__(self) -> bool:
         """Return whether jobs wait to be examined."""
@@ -160,10 +165,14 @@ class LostJobs:
                     logger.log(level, text, jobs_by_task.total(), tasks)
 
     def _fates(self, missing: list[MissingJob]) -> list[Fate]:
+        run = run_id(self._registry.client)
+        # After a restart the close of a channel examines its jobs before a heartbeat finds out.
+        if run and self.heartbeat_run_id not in ("", run):
+            self.server_restarted_at = time()
         states = self._registry.states({entry.job.owner for entry in missing})
         dead = self._dead_set.contains([digest(entry.job.payload) for entry in missing])
         return [
-            self._fate(entry, states[entry.job.owner], is_dead)
+            self._fate(entry, states[entry.job.owner], is_dead, is_run_known=bool(run))
             for entry, is_dead in zip(missing, dead, strict=True)
         ]
 
@@ -179,17 +188,21 @@ class LostJobs:
         logger.log(level, fate.value, job.title, job.queue_list, job.owner)
         return not is_one_of_many
 
-    def _fate(self, missing: MissingJob, state: str | None, is_dead: bool) -> Fate:
+    def _fate(
+        self, missing: MissingJob, state: str | None, is_dead: bool, *, is_run_known: bool
+    ) -> Fate:
         """Return the fate of a job, by the state in the record of its owner (None: the server has
-        no record)."""
+        no record). ``is_run_known``: the server says which run it is, so that a restart shows."""
         if state == "reaped":
             return Fate.RECOVERED
         if is_dead:
             return Fate.DEAD_LETTERED
-        if missing.is_repetition and state is not None:
+        # The data may be older than the claim. Then a requeue that the server carried out is undone
+        # as well, and a missing record says no more than that the owner registered later.
+        if (claimed_at(missing.job.claim_id) or 0) < self.server_restarted_at:
+            return Fate.PERHAPS_BACK
+        if state is not None and missing.is_repetition:
             return Fate.REQUEUED
-        # A server that restarted and knows the owner came back with data, perhaps older than the
-        # claim.
-        if state is not None and (claimed_at(missing.job.claim_id) or 0) < self.server_restarted_at:
+        if state is None and not is_run_known:
             return Fate.PERHAPS_BACK
         return Fate.LOST_AFTER_RUN if missing.has_run else Fate.LOST

@@ -365,10 +365,11 @@ class PendingLeases:
                 self.lost_jobs.add(lease.job, lease.has_run, lease.move_had_no_reply)
             self.leases.apply(lease, Event.LEAVE)
 
-    def _on_no_reply_to_move(self, some: Sequence[Lease]) -> None:
-        """Send a requeue or a park again, since its reply was lost."""
+    def _on_no_reply_to_move(self, some: Sequence[Lease], was_sent: bool) -> None:
+        """Send a requeue or a park again, since it has no reply. If it was not even sent (the
+        server could not be reached), it was surely not carried out."""
         for lease in some:
-            lease.move_had_no_reply = True
+            lease.move_had_no_reply = lease.move_had_no_reply or was_sent
         self._unanswered += some
 
     def _on_parked(self, some: Sequence[Lease], reply: Any) -> None:
@@ -422,10 +423,12 @@ class PendingLeases:
                 self.add_lost(lease.job)
             self.leases.apply(lease, Event.LEAVE)
 
-    def _on_no_reply_to_settle(self, acks: Sequence[Lease], notes: Sequence[Lease]) -> None:
-        """Send acks, and the changes of waiting notes, again, since the reply was lost."""
+    def _on_no_reply_to_settle(
+        self, acks: Sequence[Lease], notes: Sequence[Lease], was_sent: bool
+    ) -> None:
+        """Send acks, and the changes of waiting notes, again, since they have no reply."""
         for lease in acks:
-            lease.ack_had_no_reply = True
+            lease.ack_had_no_reply = lease.ack_had_no_reply or was_sent
         self._unanswered += [*acks, *notes]
 
     # -- the connection

@@ -52,11 +52,12 @@ class Command(NamedTuple):
 
     call: Call
     on_reply: Callable[[Any], object]  # gets the reply, which may be an error of the server
-    #: Called if no reply will come. The server may have carried the command out, or not.
-    on_lost: Callable[[], object]
+    #: Called if no reply will come, with whether the command was sent: then the server may have
+    #: carried it out, or not. If it was not sent, the server has surely not.
+    on_lost: Callable[[bool], object]
 
 
-def no_report() -> None:
+def no_report(_: bool) -> None:
     """Do nothing: the ``on_lost`` of a command for which the error that ``send`` raises is
     enough."""
 
@@ -107,7 +108,7 @@ class Pipeline:
                 (``on_lost``). The same holds if a signal handler raises, or the greenlet is killed.
                 An error that the server answers does not raise: it is a reply.
         """
-        earlier = len(self._unread)
+        earlier = sent = len(self._unread)
         try:
             self._unread += commands  # first, so that after an error below they count as lost
             # The first line of scripts depends on the server, which is asked for it once. That is
@@ -117,6 +118,7 @@ class Pipeline:
             if commands:
                 # A health check would take an unread reply for the reply to itself.
                 packed_commands = self._packed(commands, wait)
+                sent = len(self._unread)  # an error in the middle of the write may have sent some
                 connection.send_packed_command(packed_commands, check_health=not earlier)
             due = self._due(earlier, wait=wait, leave=leave)
             replies = self._run_unknown_again(due, [reply_of(connection) for _ in due])
@@ -129,7 +131,7 @@ class Pipeline:
             if not self._unread and any(map(hangs_up, replies)):
                 self.drop()
         except BaseException:  # also the end of a greenlet, and what a signal handler raises
-            self.drop()
+            self._drop(sent)
             raise
 
     def _due(self, earlier: int, *, wait: bool, leave: int) -> Sequence[Command]:
@@ -145,14 +147,18 @@ class Pipeline:
     def drop(self) -> None:
         """Close the connection, and report each unread reply as lost: if it were read later, it
         would be taken for the reply to another command."""
+        self._drop(len(self._unread))
+
+    def _drop(self, sent: int) -> None:
+        """Drop the connection, as ``drop``; only the first ``sent`` unread commands were sent."""
         lost, self._unread = self._unread, []
         try:
             if self._connection is not None:
                 self._connection.disconnect()
                 self.release()
         finally:
-            for command in lost:
-                command.on_lost()
+            for number, command in enumerate(lost):
+                command.on_lost(number < sent)
 
     def release(self) -> None:
         """Return the connection to its pool; no reply may be unread. A client with a single

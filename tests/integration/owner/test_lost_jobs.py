@@ -14,6 +14,7 @@ import redis
 
 from celery_superfetch.model.job import digest
 from celery_superfetch.model.owner_record import OwnerRecord
+from celery_superfetch.store.redis.clients import run_id
 from support.driver import LOST_JOBS_LOGGED_MAX
 from support.servers.faulty import Fault
 from support.workers.bench import Bench, payload
@@ -67,7 +68,7 @@ def test_two_threads_examine_each_job_once(bench, owner, caplog):
     assert bench.stat("lost") == 100
 
 
-@pytest.mark.parametrize("at", range(1, 13))
+@pytest.mark.parametrize("at", range(1, 16))
 def test_where_the_server_is_away_lost_jobs_are_examined_again(
     bench, owner, client, faults, driver, caplog, at
 ):
@@ -141,12 +142,70 @@ def test_a_requeue_that_had_no_answer_and_comes_again_is_no_news(bench, owner, c
     assert not bench.driver
 
 
+def test_a_requeue_that_was_never_sent_and_comes_again_is_a_loss(fresh_server, caplog):
+    """It was taken for one that the server had carried out, and no line said that the job was
+    lost."""
+    server = fresh_server()
+    bench = Bench(server.client())
+    owner = bench.owner(lists=["mail"])
+    [claimed] = bench.take(owner, payload(0))
+    bench.driver.release_connection()
+    server.stop()
+    bench.driver.requeue([claimed.job])
+    server.start()
+    bench.registry.register(owner)
+    bench.driver.flush()
+    bench.driver.examine_missing()
+    assert caplog.text.count(" is lost (") == 1
+
+
 def test_after_a_restart_the_job_may_be_on_its_queue(bench, owner, caplog):
     bench.driver.server_restarted(time() + 60)
     requeue_missing(bench, owner)
     bench.driver.examine_missing()
     assert "unless it is on its queue or has run" in caplog.text
     assert bench.stat("lost") == 1
+
+
+def test_after_a_restart_a_requeue_that_comes_again_may_have_been_undone(bench, owner, caplog):
+    """The data may be older than the requeue that had no reply."""
+    [claimed] = bench.take(owner, payload(0))
+    with bench.driver.lose_reply():
+        bench.driver.requeue([claimed.job])
+    bench.driver.server_restarted(time() + 60)
+    bench.driver.flush()
+    bench.driver.examine_missing()
+    assert "unless it is on its queue or has run" in caplog.text
+    assert bench.stat("lost") == 1
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_a_restart_that_no_heartbeat_has_found_yet_counts(bench, owner, client, caplog, is_other):
+    """With older data the server may not know the owner either."""
+    bench.driver.heartbeat_came_from("another run" if is_other else run_id(client))
+    requeue_missing(bench, owner)
+    client.delete(bench.keys.owner_record(owner.owner))
+    bench.driver.examine_missing()
+    assert caplog.text.count(" is lost (") == 1
+    assert ("unless it is on its queue" in caplog.text) is is_other
+
+
+def test_where_info_is_forbidden_an_unknown_owners_job_may_be_on_its_queue(fresh_server, caplog):
+    """No restart shows there, and nobody is to publish a job again that is back."""
+    server = fresh_server()
+    direct = server.client()
+    direct.acl_setuser("shop", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+    bench = Bench(redis.Redis(port=server.port, username="shop", password="any"))
+    owner = bench.owner(lists=["mail"])
+    requeue_missing(bench, owner)
+    bench.driver.examine_missing()
+    assert "had not started it. Publish it again." in caplog.text, "the control: it is known"
+    bench.client.delete(bench.keys.owner_record(owner.owner))
+    [claimed] = bench.take(owner, payload(1))
+    direct.delete(bench.keys.private(owner.owner))
+    bench.driver.requeue([claimed.job])
+    bench.driver.examine_missing()
+    assert "unless it is on its queue" in caplog.text
 
 
 def test_while_the_server_cannot_be_asked_the_jobs_wait(bench, owner, caplog):

@@ -42,14 +42,18 @@ def pipeline(own: redis.Redis) -> Pipeline:
 
 
 class Sent:
-    """Commands, and what was reported of each: its reply, or that it was lost."""
+    """Commands, and what was reported of each: its reply, that it was lost, or was never sent."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []
 
     def command(self, name: str, *args: Any) -> Command:
         call = Call(name, [], args, is_plain=True)
-        return Command(call, self.reports.append, lambda: self.reports.append("lost"))
+
+        def on_lost(was_sent: bool) -> None:
+            self.reports.append("lost" if was_sent else "not sent")
+
+        return Command(call, self.reports.append, on_lost)
 
 
 @pytest.fixture
@@ -133,12 +137,23 @@ def test_what_a_lost_connection_owed_is_reported_once(own, pipeline, sent):
     assert not is_open(used), "what it still owed would be taken for replies to others"
 
 
+def test_a_command_for_which_no_connection_could_be_opened_was_not_sent(fresh_server, sent):
+    server = fresh_server()
+    pipeline = Pipeline(Bench(server.client()).scripts)
+    pipeline.send([sent.command("ECHO", "a")])
+    pipeline.release()
+    server.stop()
+    with pytest.raises(RedisConnectionError):
+        pipeline.send([sent.command("ECHO", "b"), sent.command("ECHO", "c")])
+    assert sent.reports[1:] == ["not sent", "not sent"]
+
+
 def test_replies_of_a_server_that_was_left_are_lost(own, pipeline, sent, url):
     pipeline.send([sent.command("ECHO", "a")], wait=False)
     old, own.connection_pool = own.connection_pool, redis.Redis.from_url(url).connection_pool
     with pytest.raises(RedisConnectionError, match="before its replies were read"):
         pipeline.send([sent.command("ECHO", "b")])
-    assert sent.reports == ["lost", "lost"]
+    assert sent.reports == ["lost", "not sent"]
     assert not old._in_use_connections, "each goes back to the pool that it is from"
     pipeline.send([sent.command("ECHO", "c")])
     assert sent.reports[2:] == [b"c"]
@@ -221,7 +236,7 @@ def test_a_forgotten_script_is_sent_whole_once_in_a_batch(fresh_server):
     before = own.info("stats")["total_net_input_bytes"]
     replies: list[Any] = []
     Pipeline(bench.scripts).send(
-        [Command(call, replies.append, replies.clear) for call in (jobs[1], held, jobs[0], held)]
+        [Command(call, replies.append, no_report) for call in (jobs[1], held, jobs[0], held)]
     )
     assert not any(isinstance(reply, NoScriptError) for reply in replies)
     assert [*map(str, replies)] == ["[]", "None", "[1]", "None"]
@@ -237,7 +252,7 @@ def test_a_forgotten_script_that_is_refused_is_a_reply_like_others(fresh_server)
     replies: list[Any] = []
     Pipeline(bench.scripts).send(
         [
-            Command(bench.lists.put_notes_back(owner, ["1"]), replies.append, replies.clear)
+            Command(bench.lists.put_notes_back(owner, ["1"]), replies.append, no_report)
             for owner in ("wrong", "nobody's")
         ]
     )
