@@ -31,11 +31,11 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
     last = overview["last_pass"]
     alive = any(owner["verdict"] == "alive" for owner in overview["owners"])
     soon = alive and last is not None and last["age"] < LATE_PASSES * overview["reap_interval"]
-    living = {
-        (owner["host"], owner["pid"])
+    living = [
+        owner
         for owner in overview["owners"]
         if owner["verdict"] == "alive" and owner["state"] not in (SILENT, HUNG)
-    }
+    ]
     for owner in overview["owners"]:
         name = f"{owner['node'] or owner['owner']} on {owner['host']}"
         jobs, age = number(owner["in_flight"], "job"), owner["heartbeat_age"]
@@ -72,7 +72,7 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
                 f"worker {name} has registered again under another id; {jobs} are left under "
                 "this one"
             )
-            fix = "the next reap passes recover them"
+            fix = "the worker requeues them itself, or the next reap passes recover them"
             yield Finding("note", "former-owner", text, fix, view)
         elif owner["state"] == SILENT:
             level = "critical" if age >= owner["owner_ttl"] else "warning"
@@ -89,10 +89,12 @@ def of_owners(overview: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding(level, "silent-owner", text, fix, view)
 
 
-def _is_former(owner: Mapping[str, Any], living: Collection[tuple[str, int]]) -> bool:
-    """Return whether a silent row has no record and its process is among the ``living`` (host, pid)
-    under another name: then that process is not frozen, and must not be killed."""
-    return not owner["version"] and (owner["host"], owner["pid"]) in living
+def _is_former(owner: Mapping[str, Any], living: Collection[Mapping[str, Any]]) -> bool:
+    """Return whether the process of a silent row is among the ``living`` under another name: then
+    it is not frozen, and must not be killed. A row without a record has only a host and a pid."""
+    if owner["version"]:
+        return any(row["owner"] == owner["successor"] for row in living)
+    return any((row["host"], row["pid"]) == (owner["host"], owner["pid"]) for row in living)
 
 
 def _stopping(owner: Mapping[str, Any], name: str) -> Finding:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -68,8 +69,11 @@ def overview_of(inspector: Inspector) -> dict[str, Any]:
     judged = inspector.judged()
     owners = [row for row, _ in owner_rows(inspector, judged, now)]
     long_runs = _long_runs(inspector, [record for record, _, _ in judged], now)
+    successors = _successors([record for record, _, _ in judged])
     for owner in owners:
         owner["long_runs"] = long_runs[owner["owner"]]
+        # The latest id under which its process is registered; None: this is the latest.
+        owner["successor"] = successors.get(owner["owner"])
     served = consumers_of(owners)
     tombstones = inspector.registry.records(inspector.registry.tombstones())
     left = inspector.in_flight_jobs.counts([*tombstones])
@@ -241,6 +245,16 @@ def _row(
         "verdict": "dead" if verdict.dead else "alive",
         "reason": reason,
     }
+
+
+def _successors(records: Iterable[OwnerRecord]) -> dict[str, str]:
+    """Return the former id of a worker -> its latest id, for each process that is registered under
+    several. (Workers of different names in one process are different workers.)"""
+    ids: dict[object, list[str]] = {}
+    for record in sorted(records, key=lambda record: record.registered_at):
+        worker = replace(record.process, image=""), record.app, record.node
+        ids.setdefault(worker, []).append(record.owner)
+    return {former: latest for *formers, latest in ids.values() for former in formers}
 
 
 def _stopping_for(record: OwnerRecord, now: int) -> float | None:

@@ -37,7 +37,7 @@ from ..model.process import ProcessImage, own_pid
 from ..model.staleness import StalenessTracker
 from ..store.database import Database
 from ..store.in_flight_jobs import InFlightJobs
-from ..store.owner_registry import Heartbeat
+from ..store.owner_registry import Heartbeat, OwnerRegistry
 from ..store.private_lists import PrivateLists
 from ..store.redis.clients import PrimaryGuard
 from ..store.redis.connections import Params, without_retries
@@ -59,6 +59,9 @@ REGISTRATIONS_MAX = 3  # tries of a claim, each of which may find this owner unr
 #: Fewer stay, so that a channel that comes back to one need not register it again. More would cost:
 #: each observer of this owner reads all of them.
 MANY_UNUSED = 100
+
+#: Former names that a process remembers. A worker without jobs gets a new name at each reconnect.
+FORMER_NAMES_MAX = 100
 
 #: Seconds for which a blocking read waits for a job. After the death of its process, a job may land
 #: for so long.
@@ -161,6 +164,8 @@ class Owner:
         self._group = ""  # a digest of these
         #: The name under which a peer declared this process dead, until it has another one.
         self._lost_name = ""
+        #: The latest of the names that this process has had and has no more.
+        self._former_names: deque[str] = deque(maxlen=FORMER_NAMES_MAX)
         #: Held over whole conversations with the server; the heartbeat thread never takes it.
         self._lock = threading.RLock()
         self._heartbeat_thread: HeartbeatThread | None = None
@@ -229,6 +234,8 @@ class Owner:
             if first or new:
                 register = self.heartbeat_session.register
                 self._by_heartbeat_thread(partial(register, new, unused=self._unused()))
+            if first and self._former_names:
+                self.deferred_calls.append(self._leave_former_names)
             if self._lost_name:
                 _log_successor(self._lost_name, self.name)
                 self._lost_name = ""
@@ -539,6 +546,7 @@ class Owner:
             return
         if left < 0:  # a peer has declared this owner dead
             self._give_up(owner, "reaped", "")
+        self._former_names.append(owner)
         self._heartbeat_thread = None
         self.leases.release_connection()
         cast("SharedPool", self.client.connection_pool).leave(self)
@@ -591,8 +599,10 @@ class Owner:
 
     def on_owner_lost(self, owner: str, how: str, new: str) -> None:
         self.deferred_calls.append(partial(self._give_up, owner, how, new))
+        self._former_names.append(owner)
         if how == "unknown":
             self.deferred_calls.append(self.leases.pending.lost_jobs.record_data_loss)
+            self.deferred_calls.append(self._leave_former_names)
 
     def on_failover(self, params: Params) -> None:
         # Each user of the client has the new pool by this; commands that are under way fail on
@@ -600,6 +610,39 @@ class Owner:
         old, self.client.connection_pool = self.client.connection_pool, _pool_for(params)
         old.disconnect(inuse_connections=False)
         self.leases.needs_reconcile = True
+
+    def _leave_former_names(self) -> None:
+        """Leave each former name of this process that the server has: it came back with older data.
+        Such a name has no heartbeats, but its process lives. Observers on this host would count it
+        as alive for ever, and its jobs would never run. Those on other hosts would declare it dead,
+        and each job that ran at the time of that data would get a strike.
+        """
+        registry = OwnerRegistry(self.database)
+        states = registry.states([*self._former_names])
+        names = [name for name, state in states.items() if state not in (None, "reaped")]
+        for record in registry.records(names).values():
+            self._leave_former_name(record)
+
+    def _leave_former_name(self, record: OwnerRecord, held_before: int | None = None) -> None:
+        """Requeue the jobs of a former name without a strike, and unregister it. A job that this
+        process still has is acked under that name; until then a deferred call tries again.
+
+        Arguments:
+            record: the record of the former name, as the server has it.
+            held_before: the number of these jobs at the last try.
+        """
+        held = sum(lease.job.owner == record.owner for lease in self.leases.leases)
+        if not held or held != held_before:  # else that job still runs: no command is needed
+            count = self.leases.lost_claims.requeue_unknown(record.owner, record.lists)
+            if OwnerRegistry(self.database).leave(record, BLOCK_TIMEOUT) <= 0:
+                logger.info(
+                    "Redis came back with older data, in which this worker has an earlier id "
+                    "(owner=%s). That id is unregistered; jobs requeued just now: %d.",
+                    record.owner,
+                    count,
+                )
+                return
+        self.deferred_calls.append(partial(self._leave_former_name, record, held))
 
     def _replace_connections(self) -> None:
         """Close idle connections: after an outage they may be dead without any sign, since a

@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         "claims whose reply was lost are not looked for",
-        LostClaims, "_requeue_unknown", "if id not in known]", "if not id]",
+        LostClaims, "_requeue_claims", "if id not in known]", "if not id]",
         ("claim, start, finish",),
     ),
     Mutant(

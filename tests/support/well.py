@@ -67,6 +67,7 @@ WELL: dict[str, Any] = {
             "verdict": "alive",
             "reason": "its heartbeats arrive",
             "long_runs": [],
+            "successor": None,
         }
     ],
     "queues": [

@@ -6,7 +6,8 @@ The fetch loop calls ``reconcile`` (through ``Owner``), in the thread of the con
 a lost reply at once, and a minute later for a second check; after it has closed a blocking read
 that the server may not have ended, for the second check alone. An owner that leaves calls it if a
 reply was lost. The lock of the leases is held over all its round trips, so that no job is claimed
-or acked in between. Each move is atomic.
+or acked in between. Each move is atomic. If the server comes back with older data, in which this
+process has a former name, the owner calls ``requeue_unknown`` for that name.
 
 If the process dies before a reconcile or in the middle, the reaper takes the jobs that are left
 from the private list and the landing lists.
@@ -79,11 +80,7 @@ class LostClaims:
             # A reply that is lost from here on makes another reconcile due.
             pending.needs_reconcile = False
             try:
-                requeued_count = self.lists.return_landed(owner, lists)
-                held = self.lists.held(owner)
-                self._correct_waiting_notes(owner, held)
-                requeued_count += self._requeue_unknown(owner, held.claims)
-                pending.flush()
+                requeued_count = self.requeue_unknown(owner, lists)
             except BaseException:  # also the end of a greenlet, and what a signal handler raises
                 pending.needs_reconcile = True
                 raise
@@ -91,6 +88,16 @@ class LostClaims:
             # the new loss needs a second check of its own.
             is_last = is_second and not was_lost and monotonic() >= self._last_check_from
             self._second_check_at = math.inf if is_last else monotonic() + LATE_CLAIM
+            return requeued_count
+
+    def requeue_unknown(self, owner: str, lists: Mapping[str, int]) -> int:
+        """Do the work of ``reconcile``, for the present name of this process or a former one."""
+        with self.pending.lock:
+            requeued_count = self.lists.return_landed(owner, lists)
+            held = self.lists.held(owner)
+            self._correct_waiting_notes(owner, held)
+            requeued_count += self._requeue_claims(owner, held.claims)
+            self.pending.flush()
             return requeued_count
 
     def _correct_waiting_notes(self, owner: str, held: Held) -> None:
@@ -107,7 +114,7 @@ class LostClaims:
                     lease.has_waiting_note = has_note
                     self.pending.add(lease)  # the next send deletes the note, or puts it back
 
-    def _requeue_unknown(self, owner: str, claims: Sequence[str]) -> int:
+    def _requeue_claims(self, owner: str, claims: Sequence[str]) -> int:
         """Requeue the jobs of those ``claims`` that have no lease, or ack them again; return how
         many were requeued."""
         known = {lease.job.claim_id for lease in self.leases if lease.job.owner == owner}

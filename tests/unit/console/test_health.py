@@ -263,8 +263,13 @@ def test_a_process_that_goes_on_under_another_name_is_not_to_be_killed(seen):
     assert only(seen).code == "silent-owner", "hosts may share their name, and processes a pid"
     seen["owners"][1]["version"] = ""
     found = only(seen)
-    assert (found.level, found.code) == ("note", "former-owner")
+    assert (found.level, found.code) == ("note", "former-owner"), "it has no record"
     assert "kill" not in str(found)
+    seen["owners"][1] |= {"version": "0.1.0", "owner": "vm|7|former", "successor": "vm|7|aa"}
+    assert only(seen).code == "former-owner"
+    assert "kill" not in str(only(seen))
+    seen["owners"][0]["state"] = "silent"
+    assert [found.code for found in findings(seen)] == ["silent-owner"] * 2, "it may be frozen"
 
 
 def test_what_a_stopping_worker_waits_for_and_for_how_long(seen):
