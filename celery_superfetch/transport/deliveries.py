@@ -217,7 +217,7 @@ class QoS:
         """Return whether so many jobs wait in this process for their requeue, or for a deferred
         settlement, that the channel may claim none (``RETURNING_MAX``)."""
         owner = self.channel.owner
-        # Hardly any other calls are deferred.
+        # Other deferred calls, such as the requeues of killed greenlets, are made within a second.
         waiting_count = owner.leases.returning_count + len(owner.deferred_calls)
         return bool(waiting_count >= RETURNING_MAX)
 

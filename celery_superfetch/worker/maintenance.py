@@ -7,7 +7,7 @@ jobs in one database: a process that consumes from two brokers has two. Each sec
 thread makes a *round* for each owner of the process. A round makes the deferred calls of the owner
 (those that failed while the server was away, or that another thread must not wait for), checks the
 processes of *peers* (other owners on this host), and takes some steps of the reap passes that are
-under way.
+under way. In a warm shutdown the rounds continue until the pool has no job left.
 
 If the process dies in a pass, the next pass of any reaper recovers the jobs that are left. Other
 workers, and beat, move the jobs that are due. In memory, and lost, are the deferred calls (their
