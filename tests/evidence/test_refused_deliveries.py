@@ -136,6 +136,23 @@ def test_a_worker_holds_few_of_the_jobs_that_cannot_be_moved(worker, make_app, l
     assert one.alive()
 
 
+def test_a_job_that_cannot_be_moved_does_not_count_as_running_while_it_waits(
+    worker, make_app, client, db
+):
+    """The idle worker's claim had recorded its start. It got a strike, and the job that ended the
+    worker was only a suspect."""
+    client.set("superfetch:dead", "a text")
+    shop = make_app(superfetch=False)
+    shop.send_task("no.such", ("late",), queue="celery")
+    one = worker(pool="threads", concurrency=2, options=OPTIONS)
+    one.wait_log("could not be moved to the dead set")
+    eventually(lambda: db.held() and not db.running())
+    shop.tasks["shop.kill_owner"].delay("pill")
+    one.wait_gone()
+    worker(pool="threads", concurrency=2, options=OPTIONS, queues=["elsewhere"])
+    eventually(lambda: db.strikes() == {"pill": (1, "exact"), "late": (0, "")}, 10)
+
+
 def test_a_suspect_that_cannot_be_moved_keeps_no_other_waiting(
     worker, make_app, ledger, client, db
 ):

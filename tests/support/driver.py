@@ -270,6 +270,10 @@ class Driver:
         """Requeue jobs in this order; a run of one has ended."""
         self._in_flight.requeue(self._leases(jobs), where)
 
+    def requeue_later(self, job: Job) -> None:
+        """Requeue a job after a pause, since the server has just refused to move it."""
+        self._in_flight.requeue_later(self._lease(job))
+
     def close(self, jobs: Iterable[Job], where: str = "front") -> None:
         """Close the channel of jobs: those that run continue, the others are requeued."""
         self._in_flight.close(self._leases(jobs), where)

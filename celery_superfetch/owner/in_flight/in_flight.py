@@ -347,8 +347,11 @@ class InFlight:
 
     def requeue_idle(self) -> int:
         """Requeue all jobs that do not run, the newest claims first. Return the number of jobs that
-        run: they continue, detached from their channel."""
+        run: they continue, detached from their channel. As in ``requeue_all``, a requeue that the
+        server refused is sent again at once."""
         with self.lock:
+            for lease in self.leases:
+                lease.returns_after = 0.0
             self.close(reversed(self.leases))
             return sum(lease.runs for lease in self.leases)
 

@@ -75,6 +75,12 @@ def job_of(lease: Lease) -> Job:
     return lease.job
 
 
+def _may_lack_note(lease: Lease) -> bool:
+    """Return whether a job that does not run may have no waiting note on the server. The note of a
+    job whose run was cut short stays away, since that run may not have ended yet."""
+    return lease.has_waiting_note is not True and not lease.is_cut_short
+
+
 class PendingLeases:
     """The leases of one process whose state is to be sent, and the connection that sends it.
 
@@ -112,14 +118,19 @@ class PendingLeases:
 
     @property
     def has_unsent(self) -> bool:
-        """True if something is to be sent now. A requeue that the server has just refused does not
-        count: if it did, the fetch loop would send in each tick, and never wait for new jobs."""
+        """True if something is to be sent now. A requeue that waits since the server has refused a
+        move does not count: if it did, the fetch loop would send in each tick, and never wait for
+        new jobs. The waiting note of such a job counts until it is sent."""
         if not (self._pending or self._unanswered):
             return False
         now = monotonic()
         # A copy, which is made in one step: the lock is not held, so another thread may add a lease
         # meanwhile.
-        return any(lease.returns_after <= now for lease in [*self._unanswered, *self._pending])
+        return any(
+            lease.returns_after <= now
+            or (lease.has_waiting_note is False and _may_lack_note(lease))
+            for lease in [*self._unanswered, *self._pending]
+        )
 
     @property
     def has_unread(self) -> bool:
@@ -266,7 +277,7 @@ class PendingLeases:
                 if lease.has_waiting_note is not False:
                     starting.append(lease)
             elif lease.state in HELD:
-                if lease.has_waiting_note is not True and not lease.is_cut_short:
+                if _may_lack_note(lease):
                     waiting.append(lease)
             elif lease.state is State.PARKING:
                 parking.append(lease)
@@ -275,6 +286,10 @@ class PendingLeases:
                     returning.append(lease)
                 else:
                     self._pending[lease] = None
+                    # Without the note the job would count as running until its requeue. If the
+                    # process died meanwhile, the job would get a strike.
+                    if _may_lack_note(lease):
+                        waiting.append(lease)
         moves = [*self._requeues(returning), *self._parks(parking)]
         return moves, [*self._notes(waiting), *self._settles(acked, starting)]
 

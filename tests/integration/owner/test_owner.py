@@ -234,6 +234,17 @@ def test_a_settlement_that_is_deferred_is_made_before_the_process_ends(member, b
     assert bench.registry.owners() == {}
 
 
+def test_one_that_fails_by_itself_keeps_no_job_that_waits_for_its_requeue(member, bench):
+    """The server had refused to move it: it was left to a peer."""
+    bench.push("mail", payload(1))
+    [refused] = member.claim(["mail"], 1, 1).leases
+    Driver.of(member).requeue_later(refused.job)
+    member.stopping = member.failing = True
+    member.leave_for_good()
+    assert bench.queue() == [payload(1)]
+    assert bench.registry.owners() == {}
+
+
 def test_a_read_of_an_earlier_channel_is_not_forgotten_by_the_last_one(member, bench):
     member.join(2, {"mail": 0})
     name = member.name

@@ -230,6 +230,40 @@ def test_a_start_behind_a_note_whose_reply_is_unread_is_recorded(bench, owner):
     assert bench.recorded(owner) == digests(ONE)
 
 
+def test_a_job_that_the_server_refuses_to_move_does_not_count_as_running_while_it_waits(
+    bench, owner
+):
+    """Its claim had recorded its start: the end of this process was a strike for it."""
+    [one] = bench.take(owner, ONE, starts=1)
+    bench.driver.requeue_later(one.job)
+    assert bench.driver.has_unsent, "the next tick puts its note back"
+    bench.driver.post()
+    assert not bench.driver.has_unsent, "and no other one"
+    bench.driver.flush()
+    assert (bench.private(owner), bench.recorded(owner)) == ([ONE], [])
+    before = calls(bench.client, "hset")
+    bench.driver.flush()
+    assert calls(bench.client, "hset") == before
+    bench.driver.retry_requeue_now(one.job)
+    bench.driver.flush()
+    assert (bench.queue(), bench.private(owner)) == ([ONE], [])
+
+
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_a_run_whose_requeue_is_refused_counts_if_it_was_cut_short(bench, owner, is_cut_short):
+    """It may not have ended yet. One that ended by itself does not count."""
+    [one] = bench.take(owner, ONE)
+    assert bench.hand_over(one)
+    bench.driver.flush()
+    if is_cut_short:
+        bench.driver.stop_run(one.job)
+    bench.client.set("mail", "no queue")
+    bench.driver.requeue([one.job])
+    bench.driver.flush()
+    assert not bench.driver.has_unsent
+    assert bench.recorded(owner) == digests(ONE) * is_cut_short
+
+
 # -- a suspect, alone
 
 
