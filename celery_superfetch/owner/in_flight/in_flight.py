@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from time import monotonic
 from typing import NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -31,7 +30,7 @@ from ...store.private_lists import NO_PAYLOADS, Claims
 from .executor import NO_POOL, Executor
 from .lease import Event, Lease, Leases, State
 from .lost_claims import LostClaims
-from .pending import NOT_YET, REFUSED_INTERVAL, PendingLeases
+from .pending import NOT_YET, PendingLeases
 
 logger = one_line_each(logging.getLogger(__name__))
 
@@ -263,15 +262,10 @@ class InFlight:
         self._return(leases, Event.REQUEUE, where)
 
     def requeue_later(self, lease: Lease) -> None:
-        """Requeue a job that the server has just refused to move, after ``REFUSED_INTERVAL``: if it
-        were requeued at once, it would be claimed and refused again without a pause. It goes to the
-        back of its queue, so that many such jobs keep no other job waiting. If it was in its solo
-        run, that has ended."""
+        """Requeue a job that this process cannot run, and that the server has just refused to move,
+        to the back of its queue, after ``REFUSED_INTERVAL``."""
         with self.lock:
-            if self.leases.solo is lease:
-                self.leases.solo = None
-            lease.returns_after = monotonic() + REFUSED_INTERVAL
-            self.pending.add_return(lease, Event.REQUEUE, "back")
+            self.pending.add_refused(lease, Event.REQUEUE)
 
     def close(self, leases: Iterable[Lease], where: str = "front") -> None:
         """Note that the channel of these jobs is closed: those that run continue, the others are

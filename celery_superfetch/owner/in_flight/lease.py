@@ -138,7 +138,7 @@ class Leases:
         self.counts = dict.fromkeys(State, 0)  # of the leases in each state
         #: The suspect in its solo run, in which no other job may start in this process. None: there
         #: is no solo run. ``SuspectClaims`` sets it, and ends it when its window is over;
-        #: ``InFlight.requeue_later`` ends it, too.
+        #: ``PendingLeases`` ends it when the suspect has to wait for its requeue.
         self.solo: Lease | None = None
 
     def __len__(self) -> int:

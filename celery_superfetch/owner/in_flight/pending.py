@@ -150,6 +150,21 @@ class PendingLeases:
             lease.returns_to = where
             self.add(lease)
 
+    def add_refused(self, lease: Lease, event: Event) -> None:
+        """Apply an event to the lease of a job that this process cannot run, and that the server
+        has just refused to move: it is requeued after ``REFUSED_INTERVAL``. If it were requeued at
+        once, it would be claimed and refused again without a pause. It goes to the back of its
+        queue, so that many such jobs keep no other job waiting."""
+        self._pause_return(lease)
+        self.add_return(lease, event, "back")
+
+    def _pause_return(self, lease: Lease) -> None:
+        """Delay a requeue by ``REFUSED_INTERVAL``. If the job was in its solo run, that ends:
+        otherwise no other job could start meanwhile."""
+        lease.returns_after = monotonic() + REFUSED_INTERVAL
+        if self.leases.solo is lease:
+            self.leases.solo = None
+
     def add_park(self, lease: Lease, due_ms: int) -> bool:
         """Add a job that is due at a time of the server's clock: the next send moves it to the
         *parked set*, where it waits on the server. Return False, and change nothing, if the job is
@@ -364,7 +379,7 @@ class PendingLeases:
             # A requeue that the server refuses is sent again later, and does not raise: claims and
             # acks must go on.
             for lease in some:
-                lease.returns_after = monotonic() + REFUSED_INTERVAL
+                self._pause_return(lease)
             self._unanswered += some
             self.log_later(logger.error, NOT_YET, len(some), f"{some[0].job.queue_list}: {reply}")
             return
@@ -396,10 +411,9 @@ class PendingLeases:
         self._parks_from = monotonic() + REFUSED_INTERVAL
         for lease in reversed(some):
             if lease.delay_ms:
-                # The job cannot run. If it were requeued at once, it would be claimed and postponed
-                # again without a pause.
-                lease.returns_after = self._parks_from
-            self.add_return(lease, Event.REFUSE, "back" if lease.delay_ms else "front")
+                self.add_refused(lease, Event.REFUSE)
+            else:
+                self.add_return(lease, Event.REFUSE)
         self._must_send_again = True
         self.log_later(
             logger.error,

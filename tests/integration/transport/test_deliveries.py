@@ -17,6 +17,7 @@ from celery_superfetch.transport import poller
 from celery_superfetch.transport.intake import Intake
 from support.driver import Driver, Executor
 from support.interruption import Late
+from support.servers.database import Database
 from support.waiting import always, eventually
 from support.workers.bench import Bench, payload
 from support.workers.inbox import Inbox, publish, turn_of
@@ -312,3 +313,24 @@ def test_nor_does_it_come_from_basic_get(url, bench, client):
     with Inbox(url, consume=False) as inbox:
         assert inbox.channel.basic_get("mail").headers["id"] == "1"
         assert inbox.channel.basic_get("mail") is None
+
+
+@pytest.mark.parametrize("refused", ["requeue", "postpone"])
+def test_a_suspect_whose_requeue_waits_keeps_nothing_else_from_running(url, bench, client, refused):
+    """Its solo run went on until its window was over, a minute later."""
+    Database(client).suspect(payload(1), "mail")
+    with Inbox(url, "mail", "other", prefetch=2) as inbox:
+        inbox.receive(1)
+        driver = Driver.of(inbox.channel.owner)
+        suspect = driver.solo
+        assert suspect is not None
+        if refused == "requeue":
+            client.set("mail", "no queue")
+            inbox.messages[0].requeue()
+        else:
+            client.set(bench.keys.parked_of("mail"), "no sorted set")
+            inbox.messages[0].delivery.postpone(60)
+        bench.push("other", payload(2, queue="other"))
+        inbox.receive(2, within=3)
+        assert driver.state(suspect) == "RETURNING"
+        assert driver.has_waiting_note(suspect), "beside others it must not count as running"
