@@ -63,6 +63,11 @@ MANY_UNUSED = 100
 #: Former names that a process remembers. A worker without jobs gets a new name at each reconnect.
 FORMER_NAMES_MAX = 100
 
+#: Refused jobs (``InFlight.refused_count``) and jobs whose settlement is deferred, at most, with
+#: which a process claims further jobs. They do not count against the prefetch, so that other jobs
+#: run. Without a limit a worker would claim a whole queue of such jobs into memory.
+REFUSED_MAX = 100
+
 #: Seconds for which a blocking read waits for a job. After the death of its process, a job may land
 #: for so long.
 BLOCK_TIMEOUT = 20
@@ -322,6 +327,13 @@ class Owner:
     def busy(self) -> bool:
         """True if a job runs, or may run."""
         return self.executor.busy(self.leases.has_unsettled)
+
+    @property
+    def has_many_refused(self) -> bool:
+        """Return whether so many jobs wait for their requeue after a refusal, or for a deferred
+        settlement, that this process may claim none (``REFUSED_MAX``)."""
+        # Other deferred calls, such as the requeues of killed greenlets, are made within a second.
+        return self.leases.refused_count + len(self.deferred_calls) >= REFUSED_MAX
 
     @property
     def has_deferred_calls(self) -> bool:

@@ -34,6 +34,7 @@ from ..model.job import DELIVERY, Job
 from ..model.log_text import one_line_each
 from ..model.outage import Outage
 from ..owner.in_flight.pending import REFUSED_INTERVAL
+from ..owner.owner import REFUSED_MAX
 from .fetch.credit import Credit
 
 if TYPE_CHECKING:
@@ -42,12 +43,6 @@ if TYPE_CHECKING:
     from ..owner.owner import Owner
 
 logger = one_line_each(get_logger(__name__))
-
-#: Jobs whose requeue is pending or whose settlement is deferred, at most, with which a channel
-#: claims further ones. A job that the server refused to move waits for that in this process, and
-#: does not count against the prefetch, so that other jobs run. Without a limit a worker would claim
-#: a whole queue of such jobs into memory.
-RETURNING_MAX = 100
 
 
 def mark_redelivered(message: dict[str, Any]) -> None:
@@ -212,15 +207,6 @@ class QoS:
         fetch = self.channel._fetch
         return len(self.unsettled) + (0 if fetch is None else fetch.owner.leases.detached_count)
 
-    @property
-    def has_many_returning(self) -> bool:
-        """Return whether so many jobs wait in this process for their requeue, or for a deferred
-        settlement, that the channel may claim none (``RETURNING_MAX``)."""
-        owner = self.channel.owner
-        # Other deferred calls, such as the requeues of killed greenlets, are made within a second.
-        waiting_count = owner.leases.returning_count + len(owner.deferred_calls)
-        return bool(waiting_count >= RETURNING_MAX)
-
     def can_consume(self) -> bool:
         """Return whether kombu may read a message by BRPOP, from a queue without acks. Celery's
         worker puts a function of its own in the place of this one (``worker_disable_prefetch``)."""
@@ -236,7 +222,7 @@ class QoS:
 
     def _room(self, held: int, is_unlimited: bool, counts_slots: bool) -> int:
         fetch = self.channel.fetch
-        if fetch.owner.stopping or self.has_many_returning:
+        if fetch.owner.stopping or fetch.owner.has_many_refused:
             return 0
         backlog_count = len(fetch.backlog)
         if counts_slots:
@@ -298,19 +284,21 @@ class QoS:
         leases = self.channel.owner.leases
         leases.requeue_later(lease)
         self.refusals.failed(
-            "Job %s could not be moved to the dead set or put on probation (%s), and may not run: "
-            "it is requeued without a strike in %g s, as other such jobs are (jobs=%d). Other jobs "
-            "continue. Check the keys, memory, disk and replicas of Redis.",
+            "Job %s could not be moved to the dead set or put on probation (%s): it is requeued "
+            "without a strike in %g s, as other such jobs are (jobs=%d). Other jobs continue; none "
+            "is claimed while %d such jobs wait. Check the keys, memory, disk and replicas of "
+            "Redis.",
             lease.job.title,
             refusal,
             REFUSED_INTERVAL,
-            leases.returning_count,
+            leases.refused_count,
+            REFUSED_MAX,
         )
 
     def note_moved(self) -> None:
         """Note that the server has moved a job to the dead set or to probation. Its refusals have
         ended if no refused job waits for its requeue."""
-        if self.refusals.lasts and not self.channel.owner.leases.returning_count:
+        if self.refusals.lasts and not self.channel.owner.leases.refused_count:
             self.refusals.ended("Redis accepts moves to the dead set and to probation")
 
     def receive(self, lease: Lease) -> Message | None:

@@ -156,6 +156,11 @@ class Driver:
         return self._in_flight.leases.counts[State.RETURNING]
 
     @property
+    def refused_count(self) -> int:
+        """How many of these the server refused to move elsewhere: many of them stop the claims."""
+        return self._in_flight.refused_count
+
+    @property
     def detached_count(self) -> int:
         """How many jobs still run although their channel is closed."""
         return self._in_flight.detached_count

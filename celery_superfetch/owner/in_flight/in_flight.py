@@ -155,6 +155,15 @@ class InFlight:
         """The number of jobs whose requeue is pending, also those that wait for its time."""
         return self.leases.counts[State.RETURNING]
 
+    @property
+    def refused_count(self) -> int:
+        """The number of jobs that this process cannot run, that the server refused to move
+        elsewhere, and that wait for their requeue. A job whose requeue alone was refused does not
+        count: nothing is claimed from such a queue, and the others must go on."""
+        if not self.returning_count:  # each tick asks, and mostly there is none
+            return 0
+        return sum(lease.is_refused and lease.state is State.RETURNING for lease in self.leases)
+
     def deadline(self, lease: Lease) -> float:
         """Return until when a job may begin (s of ``clock``). No peer can declare this owner dead
         before that. 0.0: the job may not begin now."""

@@ -104,6 +104,9 @@ class Lease:
     #: After the server refused to move the job (a requeue, a park, a move to the dead set or to
     #: probation), its requeue is not sent before this time (monotonic s).
     returns_after: float = 0.0
+    #: This process cannot run the job, and the server refused to move it elsewhere (the dead set,
+    #: probation, the parked set): so it is requeued, and would soon be claimed again.
+    is_refused: bool = False
     due_ms: int = 0  # of a job that is to be parked until then, by the server's clock
     delay_ms: int = 0  # of a job that is to be parked for so long, since it cannot run now
 

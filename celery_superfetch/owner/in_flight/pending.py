@@ -155,6 +155,7 @@ class PendingLeases:
         has just refused to move: it is requeued after ``REFUSED_INTERVAL``. If it were requeued at
         once, it would be claimed and refused again without a pause. It goes to the back of its
         queue, so that many such jobs keep no other job waiting."""
+        lease.is_refused = True
         self._pause_return(lease)
         self.add_return(lease, event, "back")
 

@@ -150,6 +150,26 @@ def test_a_job_that_cannot_run_now_is_refused_a_park_and_waits_for_its_requeue(b
     assert (bench.queue(), bench.private(owner)) == ([payload("waits"), payload(1)], [])
 
 
+def test_jobs_that_the_server_refuses_to_move_are_counted_until_they_are_requeued(bench, owner):
+    """The next of the queue is claimed at once: without a limit all would be held in memory. A
+    requeue that its queue alone refuses leads to no claim."""
+    one, two, three = claim(bench, owner, 1, 2, 3)
+    bench.client.set(bench.keys.parked_of("mail"), "a text")
+    bench.client.set("mail", "a text")
+    bench.driver.requeue([one.job])
+    assert bench.driver.refused_count == 0
+    bench.driver.postpone(two.job, 1)
+    bench.driver.requeue_later(three.job)
+    bench.driver.flush()
+    assert bench.driver.refused_count == 2
+    bench.driver.finish(two)
+    assert bench.driver.refused_count == 1
+    bench.client.delete("mail")
+    bench.driver.retry_requeues_now()
+    bench.driver.flush()
+    assert bench.driver.refused_count == 0
+
+
 def test_a_job_that_cannot_run_now_waits_for_as_long_as_it_is_said(bench, owner):
     [one] = claim(bench, owner, 1)
     bench.driver.postpone(one.job, 3600)

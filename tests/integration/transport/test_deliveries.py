@@ -13,6 +13,7 @@ import kombu
 import pytest
 from kombu.asynchronous.hub import Hub
 
+from celery_superfetch.owner.owner import REFUSED_MAX
 from celery_superfetch.transport import poller
 from celery_superfetch.transport.intake import Intake
 from support.driver import Driver, Executor
@@ -334,3 +335,34 @@ def test_a_suspect_whose_requeue_waits_keeps_nothing_else_from_running(url, benc
         inbox.receive(2, within=3)
         assert driver.state(suspect) == "RETURNING"
         assert driver.has_waiting_note(suspect), "beside others it must not count as running"
+
+
+def test_many_requeues_that_one_queue_refuses_stop_no_other_queue(url, bench, client):
+    """After a hundred of them nothing was claimed."""
+    count = REFUSED_MAX + 20
+    bench.push("mail", *map(payload, range(count)))
+    with Inbox(url, "mail", "other", prefetch=count) as inbox:
+        inbox.receive(count)
+        client.set("mail", "no queue")
+        for message in inbox.messages:
+            message.requeue()
+        assert Driver.of(inbox.channel.owner).returning_count == count
+        bench.push("other", payload("last", queue="other"))
+        inbox.receive(count + 1, within=5)
+        client.delete("mail")
+
+
+def test_the_control_many_jobs_that_are_refused_stop_the_claims_and_the_log_says_so(
+    url, bench, client, caplog
+):
+    """They would all be claimed into memory, again and again."""
+    client.set(bench.keys.dead, "a text")
+    bench.push("mail", *[b"junk"] * REFUSED_MAX)
+    with Inbox(url, "mail", "other", prefetch=REFUSED_MAX) as inbox:
+        driver = Driver.of(inbox.channel.owner)
+        eventually(lambda: inbox.turn(0.001) or driver.refused_count == REFUSED_MAX, 4, 0)
+        bench.push("other", payload("last", queue="other"))
+        inbox.settle_in()
+        assert not inbox.messages
+        assert f"none is claimed while {REFUSED_MAX} such jobs wait" in caplog.text
+        inbox.receive(1)  # when they were requeued

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from celery_superfetch.model.strikes import Decision, Limits
-from celery_superfetch.owner.owner import Owner
+from celery_superfetch.owner.owner import REFUSED_MAX, Owner
 from celery_superfetch.signals import job_recovering
-from celery_superfetch.transport.deliveries import RETURNING_MAX, Delivery
+from celery_superfetch.transport.deliveries import Delivery
 from celery_superfetch.worker.settling import settle
 from support.driver import REFUSED_INTERVAL, Driver, Executor
 from support.servers.database import Database
@@ -179,16 +179,16 @@ def test_a_deferred_settlement_leaves_alone_a_job_that_was_requeued_meanwhile(ur
 
 def test_a_worker_holds_few_jobs_whose_settlement_is_refused(url, refusing):
     """Without a limit it would take the whole queue into its memory."""
-    refusing.push("mail", *map(payload, range(RETURNING_MAX + 20)))
+    refusing.push("mail", *map(payload, range(REFUSED_MAX + 20)))
     with consumer(url, prefetch=10) as inbox:
-        for number in range(RETURNING_MAX):
+        for number in range(REFUSED_MAX):
             start_and_lose(delivery_of(inbox, number))
         inbox.settle_in()
-        assert len(inbox.messages) < RETURNING_MAX + 10
+        assert len(inbox.messages) < REFUSED_MAX + 10
         refusing.client.delete(refusing.keys.dead)
         inbox.channel.owner.catch_up()
-        assert dead_count(refusing) == RETURNING_MAX
-        inbox.receive(RETURNING_MAX + 10)
+        assert dead_count(refusing) == REFUSED_MAX
+        inbox.receive(REFUSED_MAX + 10)
 
 
 def test_a_job_that_has_not_run_is_requeued_when_its_deferred_move_is_refused(
