@@ -264,9 +264,7 @@ class Channel(FrugalChannel):
         lists = dict.fromkeys(self._lists_of(queue), self.expires_of(queue))
         fetch, lease = self.fetch, None
         try:
-            while not self.owner.has_many_refused:
-                if (lease := fetch.claim_one(lists)) is None:
-                    return None
+            while (lease := fetch.claim_one(lists)) is not None:
                 if (message := self.qos.receive(lease)) is not None:
                     self.owner.leases.deliver(lease)
                     return message

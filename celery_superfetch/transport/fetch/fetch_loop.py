@@ -334,7 +334,6 @@ class FetchLoop:
         self.upkeep.register({**self._lists().expires, **lists})
         self.upkeep.repair()
         self.probation.act([*lists], queues_are_empty=True)
-        excluded = self.probation.excludes_others
         self.reads.call_off([read for read in self.reads.armed if read.queue_list in lists])
         if any(landed.queue_list in lists for landed in self.backlog.landed):
             self._claim(0)
@@ -342,14 +341,23 @@ class FetchLoop:
             self.backlog.ready.remove(lease)
             if not self._requeue_if_former(lease):
                 return lease
-        if excluded:
-            return None
+        if not self._may_claim:
+            # No claim follows that would send what is pending. In a process that only calls
+            # ``basic_get`` nothing else does: neither the requeues of refused jobs, nor the ack
+            # that ends a solo run.
+            self.owner.leases.flush()
+            if not self._may_claim:
+                return None
         claims, leases = self.owner.claim([*lists], 1, 1, backlog=self.backlog)
         if leases:
             return leases[0]
         for name, text in claims.errors:
             raise ResponseError(f"queue list {name}: {text}")
         return None
+
+    @property
+    def _may_claim(self) -> bool:
+        return not (self.probation.excludes_others or self.owner.has_many_refused)
 
     def _requeue_if_former(self, lease: Lease) -> bool:
         """Requeue a job that was claimed under an earlier name of this owner, under which it cannot

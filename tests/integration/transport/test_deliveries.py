@@ -366,3 +366,38 @@ def test_the_control_many_jobs_that_are_refused_stop_the_claims_and_the_log_says
         assert not inbox.messages
         assert f"none is claimed while {REFUSED_MAX} such jobs wait" in caplog.text
         inbox.receive(1)  # when they were requeued
+
+
+def test_basic_get_alone_requeues_what_the_server_refused_to_move(url, bench, client):
+    """After a hundred such jobs each call returned None, also when the cause was gone."""
+    client.set(bench.keys.dead, "a text")
+    bench.push("mail", *[b"junk"] * (REFUSED_MAX + 20), payload(1))
+    with Inbox(url, consume=False) as inbox:
+        assert inbox.channel.basic_get("mail") is None
+        driver = Driver.of(inbox.channel.owner)
+        assert driver.refused_count == REFUSED_MAX
+        assert inbox.channel.basic_get("mail") is None, "they wait for their time"
+        assert driver.refused_count == REFUSED_MAX
+        client.delete(bench.keys.dead)
+        driver.retry_requeues_now()
+        assert inbox.channel.basic_get("mail").headers["id"] == "1"
+        assert inbox.channel.basic_get("mail") is None
+        assert client.zcard(bench.keys.dead) == REFUSED_MAX + 20
+
+
+def test_basic_get_alone_ends_the_solo_run_of_a_suspect_whose_ack_was_refused(fresh_server):
+    """The ack was not sent again, and each call returned None, for a minute."""
+    own = fresh_server()
+    bench = Bench(own.client())
+    Database(bench.client).suspect(payload(1), "mail")
+    with Inbox(own.url(), consume=False) as inbox:
+        channel = inbox.channel
+        suspect = eventually(lambda: channel.basic_get("mail"))
+        driver = Driver.of(channel.owner)
+        assert driver.solo
+        bench.client.config_set("min-replicas-to-write", 1)
+        suspect.ack()
+        bench.client.config_set("min-replicas-to-write", 0)
+        assert driver.settled_count == 1
+        bench.push("mail", payload(2))
+        assert channel.basic_get("mail").headers["id"] == "2"
