@@ -298,7 +298,9 @@ class InFlight:
                 # connection. The next send opens another.
                 self.pending.flush()
         except RedisError as exc:
-            self.pending.log_later(logger.warning, NOT_YET, self.returning_count, exc)
+            # An ack alone may have been refused. It is pending again, and the next send reports it.
+            if self.returning_count:
+                self.pending.log_later(logger.warning, NOT_YET, self.returning_count, exc)
 
     def drop(self, lease: Lease) -> None:
         """Forget a job that has left by another way than an ack, a requeue or a park."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 from support.workers.bench import payload
 
@@ -46,6 +47,22 @@ def test_nor_does_one_that_cannot_be_given_back_yet(bench, owner):
     bench.driver.requeue([one.job])
     assert bench.private(owner) == [ONE]
     assert bench.hand_over(one) == 0
+
+
+def test_an_ack_that_is_refused_with_a_requeue_is_not_logged_as_one(bench, owner, caplog):
+    """The log had "Requeue failed (jobs=0)"."""
+    [one] = bench.take(owner, ONE)
+    other = bench.owner()
+    [acked] = bench.take(other, TWO)
+    bench.driver.finish(acked)
+    bench.client.delete(bench.keys.private(other.owner))
+    bench.client.set(bench.keys.private(other.owner), "a text")
+    bench.driver.requeue([one.job])
+    bench.driver.write_log()
+    assert bench.queue() == [ONE]
+    assert "Requeue failed" not in caplog.text
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        bench.driver.flush()
 
 
 def test_only_those_that_are_handed_over_first_can_be_taken_back(bench, owner):
