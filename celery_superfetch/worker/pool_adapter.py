@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from celery.concurrency import solo, thread
@@ -80,6 +81,12 @@ class PoolAdapter:
         """Return the callback by which the pool reports that a job begins."""
         accept: Callable[..., Any] = request.on_accepted
         return accept
+
+    def run_to_end(self, call: Callable[[], object]) -> BaseException | None:
+        """Make a call that belongs to a job, and return what was raised meanwhile to end the job.
+        Only the greenlet of a job can be interrupted so; the other pools make the call alone."""
+        call()
+        return None
 
     @contextmanager
     def reading(self, value: bool = True) -> Iterator[None]:
@@ -192,6 +199,29 @@ class GreenletAdapter(PoolAdapter):
         was when the pool grows or shrinks; ``num_processes`` is on 5.5 the number of jobs that run
         at the moment.)"""
         return int(self.pool._pool.size)
+
+    def accept_callback(self, request: Any) -> Callable[..., Any]:
+        return partial(self._accept, request.on_accepted)
+
+    def _accept(self, accept: Callable[..., Any], *args: Any) -> None:
+        """Call ``on_accepted`` to its end. Then raise what was to end the job: it does not run."""
+        ended_by = self.run_to_end(partial(accept, *args))
+        if ended_by is not None:
+            raise ended_by
+
+    def run_to_end(self, call: Callable[[], object]) -> BaseException | None:
+        """Make the call in a greenlet of its own, and wait for it. The pool raises a hard time
+        limit, and a kill, in the job's greenlet, wherever that waits. If one interrupted an ack
+        that waits for a lock or for the server, the job would stay in flight for as long as this
+        worker lives."""
+        greenlet = import_module("gevent").spawn(call)
+        ended_by: BaseException | None = None
+        while not greenlet.ready():
+            try:
+                greenlet.join()
+            except BaseException as exc:  # gevent's Timeout and GreenletExit are no ``Exception``
+                ended_by = exc
+        return ended_by or greenlet.exception
 
     def watch(self, result: Any, ended: Callable[..., object]) -> None:
         result.rawlink(ended)  # not ``link``, which would start one more greenlet

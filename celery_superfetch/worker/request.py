@@ -120,7 +120,7 @@ class LeasedRequest(Request):
     _cut_short = ""  # the reason why its run was cut short
     _killed = False  # the job is in the dead set
     _greenlet_killed = False  # Celery ends the run by killing its greenlet
-    _settles = False  # its run is over, and its greenlet is about to settle it
+    _settles = False  # its run is over, and a callback of its end settles it
     _postponed_s = 0.0  # its task asked to be tried again after so many seconds
     _ended_its_worker = False  # its task raised an exception that ends a worker
     _is_terminated = False  # a revoke has ended its run
@@ -287,6 +287,7 @@ class LeasedRequest(Request):
         if isinstance(outcome, TooLate):
             gate.redispatch(self)
             return
+        self._settles = True
         error = error_of(outcome)
         if error is not None:
             self.on_failure(error)
@@ -301,7 +302,7 @@ class LeasedRequest(Request):
         """End the run of a job and requeue it: called at a cold shutdown and at a lost
         connection."""
         if pool.is_green and self._settles:
-            return  # if it were killed while it waits for the server, the job would not be settled
+            return  # its outcome is known: it is not cancelled, and does not run again
         self._greenlet_killed = pool.is_green
         # Celery sets this only after a call of the result backend. If the backend was away, the end
         # of the pool process would then count as a revocation, whose ack loses the job.
@@ -416,12 +417,7 @@ class LeasedRequest(Request):
                 delivery.owner.leases.cut_short(delivery.lease)
             return
         self.acknowledged = True
-        if self._greenlet_killed:
-            # The kill may interrupt this greenlet while it waits for the server. So the call is
-            # deferred: the maintenance thread makes it.
-            delivery.owner.deferred_calls.append(delivery.requeue)
-        else:
-            delivery.requeue()
+        delivery.requeue()
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         try:
@@ -434,16 +430,6 @@ class LeasedRequest(Request):
             )
             if not self.task.acks_late:
                 self.acknowledge()  # if it stayed unacked, it would count against the prefetch
-        except BaseException:
-            if self._is_terminated and not self.acknowledged:
-                # Celery has just killed this greenlet, for a revoke that came before it began, and
-                # the kill has interrupted the call that stores the revoke. The pool catches kills
-                # of a job alone, and would call no callback: the job would stay in flight.
-                try:
-                    self._announce_revoked("terminated", True, None, False)
-                finally:
-                    self.acknowledge()
-            raise
         if self.delivery is not None:
             end_late_start(self.delivery.owner)
 
@@ -515,6 +501,7 @@ class LeasedRequest(Request):
             return super().on_timeout(soft, timeout)
         if self._killed:
             return None  # its result says that it was killed; the timeout must not replace that
+        self._settles = True
         self._cut_short = f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)
@@ -525,7 +512,6 @@ class LeasedRequest(Request):
                 self.reject(requeue=True)
 
     def acknowledge(self) -> None:
-        self._settles = self.task.acks_late  # with early ack the run begins
         delivery: Any = self.delivery
         poller = None if delivery is None else delivery.channel.fetch.poller
         if self._greenlet_killed and not self.acknowledged:
@@ -553,7 +539,6 @@ class LeasedRequest(Request):
         requeued, recover the job instead, with a strike (or a stop), or dead-letter it."""
         if requeue and self.is_cancelled:
             return None  # ``on_failure`` requeues it
-        self._settles = True
         delivery = self.delivery
         if delivery is not None and self._postponed_s and not self.acknowledged:
             self.acknowledged = True

@@ -88,16 +88,22 @@ def call_back(
 ) -> None:
     """Call a callback of a job's request. If it raises, settle the job and free its slot. In a solo
     pool, whose jobs run in the loop's own thread, a lost connection is raised to the loop, which
-    reconnects.
+    reconnects. A greenlet is not interrupted meanwhile: its job's run is over, so that a time limit
+    or a kill comes too late.
 
     Arguments:
         is_end: the job's run has ended. False: at a soft time limit, after which the job runs on.
     """
+    adapter = request.delivery.owner.executor.adapter
+    adapter.run_to_end(partial(_call_back, request, partial(callback, *args), is_end))
+
+
+def _call_back(request: Any, callback: Callable[[], object], is_end: bool) -> None:
     gate = request.delivery.owner.executor
     # A callback may wait long for the result backend. Meanwhile a signal may stop the pool.
     with gate.adapter.reading(False):
         try:
-            callback(*args)
+            callback()
         except Exception as raised:
             error = exception_of(info_of(raised))  # a plain one, if ``raised`` cannot be printed
             if gate.inline and is_lost_connection(error):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
+import celery
 import pytest
 
-from support.waiting import eventually
+from support.waiting import always, eventually
 
 OPTIONS = {"strike_limit": 1, "heartbeat_interval": 1}
 
@@ -80,3 +83,71 @@ def test_a_job_whose_greenlet_celery_kills_gets_no_strike(worker, app, db, ledge
     assert not db.waiting()
     assert not db.counters()
     assert not db.stat("recovered")
+
+
+def during_its_ack(worker, app, ledger, task="shop.note", without="", **limits):
+    """A worker and a job of it, whose ack waits (for a lock, say), so that its greenlet waits
+    too."""
+    env = {"HAPPENS": "slow_acks", "WITHOUT": without}
+    one = worker(app="features", pool="gevent", concurrency=1, env=env)
+    job = app.send_task(task, ("job",), **limits)
+    eventually(lambda: ledger.starts().get("ack"))
+    return one, job
+
+
+#: Before 5.7 the loop of Celery's worker acks what greenlets have ended.
+acks_in_greenlets = pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="the greenlet of a job does not wait for its ack"
+)
+
+
+@acks_in_greenlets
+@pytest.mark.parametrize("without", ["", "whole_ends"])
+def test_a_time_limit_that_expires_during_the_ack_of_its_job_does_nothing(
+    worker, app, db, ledger, without
+):
+    """The control: it interrupts the ack, and the finished job stays with its worker."""
+    one, job = during_its_ack(worker, app, ledger, without=without, time_limit=1)
+    time.sleep(2)
+    ledger.release("ack")
+    if without:
+        one.wait_log("Hard time limit")
+        always(lambda: bool(db.running()), during=3)
+        return
+    eventually(db.settled)
+    assert "Hard time limit" not in one.log()
+    assert job.state == "SUCCESS"
+    assert ledger.runs() == {"ack": 1, "job": 1}
+
+
+@acks_in_greenlets
+def test_a_time_limit_that_expires_during_an_early_ack_fails_the_job_and_costs_no_strike(
+    worker, app, db, ledger
+):
+    """It was recovered with a strike, and ran, although its caller had been told that it failed."""
+    one, job = during_its_ack(worker, app, ledger, task="features.early", time_limit=1)
+    time.sleep(2)
+    ledger.release("ack")
+    one.wait_log("Hard time limit")
+    eventually(db.settled)
+    eventually(lambda: job.state == "FAILURE")
+    assert not db.counters()
+    assert ledger.runs() == {"ack": 1}
+
+
+@acks_in_greenlets
+@pytest.mark.parametrize("without", ["", "whole_ends"])
+def test_a_revoke_that_comes_during_an_early_ack_leaves_no_job_in_flight(
+    worker, app, db, ledger, without
+):
+    """The control: it does, since the kill interrupts the ack."""
+    one, job = during_its_ack(worker, app, ledger, task="features.early", without=without)
+    app.control.revoke(job.id, terminate=True)
+    one.wait_log("Terminating")
+    eventually(lambda: job.state == "REVOKED")
+    ledger.release("ack")
+    if without:
+        always(lambda: bool(db.held()), during=3)
+        return
+    eventually(db.settled)
+    assert ledger.runs() == {"ack": 1}

@@ -459,6 +459,12 @@ def unannounced_ends() -> None:
 def settling() -> None:
     """What Celery cancels is ended also where its run is over, and only its ack is not sent."""
     LeasedRequest._settles = property(lambda _: False, lambda *_: None)
+    whole_ends()
+
+
+def whole_ends() -> None:
+    """A kill, or a hard time limit, interrupts a greenlet also while it settles its job."""
+    del pool_adapter.GreenletAdapter.run_to_end
 
 
 def outlived() -> None:
