@@ -53,6 +53,7 @@ from celery.app import trace
 from celery.app.task import Context
 from celery.concurrency import solo
 from celery.exceptions import (
+    InvalidTaskError,
     Reject,
     TaskRevokedError,
     Terminated,
@@ -64,6 +65,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request, create_request_cls
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.utils.imports import symbol_by_name
 from redis.exceptions import RedisError
 
@@ -90,6 +92,9 @@ logger = one_line_each(get_logger(__name__))
 ASKS_FIRST = "celery.worker.strategy:default"
 
 EXITED = "Worker exited prematurely: "  # how billiard's message begins
+
+#: Errors of a message for which Celery's consumer discards it.
+DISCARDED = (InvalidTaskError, ContentDisallowed, DecodeError)
 
 #: Seconds between two tries to store that a job was revoked, while the result backend is away.
 REVOKED_RETRY_S = 10.0
@@ -137,6 +142,19 @@ class LeasedRequest(Request):
         self.delivery = delivery_of(message)
         if type(self).execute_using_pool is not STARTS:
             self._refuse_start(message)
+        try:
+            self._read(message, *args, **kwargs)
+        except DISCARDED:
+            raise
+        except Exception as exc:
+            if self.delivery is not None or getattr(message, "is_read", False):
+                raise
+            # Each worker that consumes the broadcast would end by it. Celery discards an invalid
+            # task, with a line in the log.
+            raise InvalidTaskError(f"a field cannot be used: {describe(exc)}") from exc
+
+    def _read(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        """Read the message, as Celery's class does, and check its fields."""
         try:
             super().__init__(message, *args, **kwargs)
         except Exception:

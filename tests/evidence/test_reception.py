@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import redis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from kombu.common import Broadcast
 
 from support.servers.database import Database
 from support.servers.ledger import Ledger
@@ -126,6 +128,52 @@ def test_else_it_ends_each_worker_and_nobody_counts(worker, client, db):
         worker(env={"WITHOUT": "reception"}, ready=False).wait_exit()
         assert db.length() == 1
         assert not any("recoveries" in counters for counters in db.counters())
+
+
+#: Messages for a task that Celery alone runs, or lets fail.
+HARMLESS = {
+    "kwargs null": {"body": [["odd"], None, {}]},
+    "embed a list": {"body": [["odd"], {}, [1]]},
+    "retries a text": {"headers": {"retries": "two"}},
+    "shadow a list": {"headers": {"shadow": ["a"]}},
+    "headers a list": {"headers": {"headers": ["a"], "redelivered": True}},
+}
+
+
+@pytest.mark.parametrize("superfetch", [True, False], ids=["", "stock"])
+def test_no_broadcast_ends_the_workers_to_which_it_comes(worker, app, ledger, superfetch):
+    """The field of a job that moves to the dead set ended each of them at once. The control: in
+    Celery alone it ends none."""
+    one = worker(app="odd", concurrency=1, superfetch=superfetch)
+    news = Broadcast("news", routing_key="news.mine")
+    app.control.add_consumer("news.mine", exchange="news", exchange_type="fanout")
+
+    def send(name: str, **how: Any) -> None:
+        whole = message(name, **how)
+        with app.producer_pool.acquire() as producer:
+            producer.publish(
+                base64.b64decode(whole["body"]),
+                content_type=whole["content-type"],
+                content_encoding=whole["content-encoding"],
+                headers=whole["headers"],
+                exchange=news.exchange,
+                routing_key="news.mine",
+                declare=[news.exchange],
+                odd=name,
+            )
+
+    def has_subscribed() -> bool:
+        send("first")
+        return "first" in ledger.starts()
+
+    eventually(has_subscribed, WITHIN, every=1)
+    for name, how in HARMLESS.items():
+        send(name, **how)
+    send("behind")
+    eventually(lambda: "behind" in ledger.starts(), WITHIN)
+    assert one.alive()
+    refused = one.log().count("Received invalid task message")
+    assert refused == (len(HARMLESS) if superfetch else 0)
 
 
 @pytest.mark.parametrize("pool", POOLS)
