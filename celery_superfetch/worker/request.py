@@ -461,7 +461,9 @@ class LeasedRequest(Request):
             # its process: Celery 5.6 would take that for a failure or for a loss, depending on the
             # version of billiard. Both are treated as the loss of a pool process.
             status = exc.args[0] if exc.args else 0
-            how = human_status(status if isinstance(status, int) else 1)
+            status = status if isinstance(status, int) else 1
+            # billiard reports a SIGKILL as Terminated(9), and as the exit status -9.
+            how = human_status(-status if isinstance(exc, Terminated) else status)
             if self._ended_its_worker:
                 how = type(exc).__name__
             elif isinstance(exc, KeyboardInterrupt):

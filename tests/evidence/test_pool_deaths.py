@@ -127,6 +127,7 @@ def test_a_child_that_outlived_the_signal_for_one_job_loses_the_next_like_any_ot
         assert "victim" not in ledger.finishes()
         return
     eventually(lambda: ledger.runs()["victim"] == 2)
+    assert "pool process lost: signal 9 (SIGKILL)" in one.log()
     ledger.release("victim")
     eventually(lambda: not db.held())
     assert set(ledger.finishes()) == {"deaf", "victim"}
