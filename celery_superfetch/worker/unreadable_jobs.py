@@ -19,8 +19,7 @@ Undocumented names that this file uses, by purpose (docs/contribute/architecture
 Foreign names:
 
 celery worker.
-    free the place of a refused job: state:requests state:reserved_requests
-        state:task_ready(request)
+    free the place of a refused job: state:requests state:task_ready(request)
 """
 
 from __future__ import annotations
@@ -172,7 +171,9 @@ def reject_unreadable(
     has_run = lease.has_run or not lease.may_start if ran is None else ran
     if has_run:
         return False  # the job ran within this call (a solo pool): the caller raises its error
-    for request in [*state.reserved_requests, *state.requests.values()]:
+    # Not ``reserved_requests``: a weak set cannot be copied in one step, and the pool's threads
+    # change it meanwhile. ``list`` copies the dict in one.
+    for request in list(state.requests.values()):
         if request.message is message:
             state.task_ready(request)
     if isinstance(shown, ResponseError):

@@ -105,6 +105,18 @@ def test_what_breaks_at_reception_is_put_aside(pool, inbox, cli):
     assert "unparseable payload" in listed
 
 
+def test_jobs_may_end_in_threads_while_one_is_put_aside(worker, client, db, ledger):
+    """The books of what is reserved changed during the look at them, and the worker ended."""
+    one = worker(pool="threads", concurrency=4, env={"HAPPENS": "slow_books"})
+    good = [f"job {number}" for number in range(16)]
+    odd = message("odd", task="shop.note", **KNOWN["past, timelimit [1]"])
+    held = [message(job, task="shop.hold", body=[[job, 0.2], {}, {}]) for job in good]
+    client.lpush("celery", *map(payload, [*held[:12], odd, *held[12:]]))
+    eventually(lambda: set(ledger.finishes()) == set(good))
+    eventually(lambda: db.dead())
+    assert one.alive()
+
+
 def test_what_cannot_be_put_aside_yet_is_later(worker, client, db, ledger):
     """A1: the server refuses, and neither the worker nor the jobs behind it wait for that."""
     one = worker(app="odd", pool="threads")

@@ -14,13 +14,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import redis
 from billiard.connection import Connection
@@ -452,6 +453,18 @@ def few_threads() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
 
     worker_ready.connect(limit, weak=False)
+
+
+def slow_books() -> None:
+    """A look at Celery's books of what is reserved takes long, and jobs end meanwhile."""
+
+    class Slow(WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for request in super().__iter__():
+                yield request
+                time.sleep(0.05)
+
+    state.reserved_requests.__class__ = Slow
 
 
 def broken_requests() -> None:
