@@ -47,7 +47,6 @@ from redis.exceptions import (
     ClusterDownError,
     InvalidResponse,
     MasterDownError,
-    ReadOnlyError,
     ResponseError,
     TryAgainError,
 )
@@ -58,7 +57,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from ...errors import UnsupportedBroker
 from ...model.version import __version__
-from .server import is_temporary
+from .server import is_read_only, is_temporary
 from .slots import NO_TAG, SEARCH_PAUSE_S, Slot, orphaned, patience_of, reply_to
 from .tls import WrongScheme, note_answer, open_socket, raise_if_server_speaks_tls
 
@@ -266,7 +265,7 @@ def following(connection_class: Any) -> Any:
                     ) from exc
                 # UNBLOCKED: a blocking read was ended because the server has become a replica.
                 unblocked = str(exc).startswith("UNBLOCKED force unblock")
-                if not (unblocked or isinstance(exc, ReadOnlyError)):
+                if not (unblocked or is_read_only(exc)):
                     raise
                 self.disconnect()
                 error = NotServed if self.replaceable else RedisConnectionError

@@ -90,9 +90,10 @@ def as_connection_error() -> Iterator[None]:
 #: Finds temporary errors by their codes: the server has too few replicas, a full disk or no memory
 #: left, it loads its data, a script runs for too long (BUSY), or another server is the primary now.
 #: In a transaction redis-py puts the command and "caused error: " before the code, and the server
-#: puts "because of: " before it if the error came with EXEC.
+#: puts "because of: " before it if the error came with EXEC. Redis before 7 puts the place in the
+#: script before it if a command within a script got the error: "@user_script: 7: -".
 TEMPORARY_CODES = re.compile(
-    r"(^|caused error: |because of: )"
+    r"(^|caused error: |because of: |@user_script: \d+: -)"
     r"(MISCONF|NOREPLICAS|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|BUSY)\b"
 )
 #: Classes of temporary errors. redis-py removes the code from their text.
@@ -104,6 +105,7 @@ TEMPORARY_ERRORS = (
     ClusterDownError,
     TryAgainError,
 )
+READ_ONLY_IN_SCRIPT = re.compile(r"@user_script: \d+: -READONLY\b")
 
 
 def is_temporary(exc: BaseException) -> bool:
@@ -114,6 +116,14 @@ def is_temporary(exc: BaseException) -> bool:
     return isinstance(exc, ResponseError) and bool(
         TEMPORARY_CODES.search(text) or FULL_TEXT in text
     )
+
+
+def is_read_only(exc: BaseException) -> bool:
+    """Return whether an error says that the server is a read-only replica. It is no
+    ``ReadOnlyError`` if Redis before 7 answers it to a command within a script."""
+    if isinstance(exc, ReadOnlyError):
+        return True
+    return isinstance(exc, ResponseError) and bool(READ_ONLY_IN_SCRIPT.search(str(exc)))
 
 
 #: First line of a script for servers that know it: Redis from 7.0 on. Acks and claims free memory:

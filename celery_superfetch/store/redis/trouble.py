@@ -12,13 +12,13 @@ from __future__ import annotations
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
-    ReadOnlyError,
     ResponseError,
     TimeoutError,
 )
 
 from ...errors import SuperfetchError
 from ...model.humanize import command, sentence
+from .server import is_read_only
 from .tls import WrongScheme
 
 NO_PASSWORD = "the server requires a password: put it into the URL, redis://:PASSWORD@host"
@@ -88,7 +88,7 @@ def advice_for(error: BaseException, url: str = "") -> str:
         return ""
     if isinstance(error, AuthenticationError):
         return "the user or the password in the URL is wrong"
-    if isinstance(error, ReadOnlyError):
+    if is_read_only(error):
         return "this server is a replica: the URL must name the primary"
     if isinstance(error, BusyLoadingError):
         return "the server is loading its data: wait until it has finished"

@@ -11,7 +11,13 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from celery_superfetch.store.redis.server import FULL_TEXT, is_temporary
+from celery_superfetch.store.redis.server import FULL_TEXT, is_read_only, is_temporary
+
+
+def in_script_of_redis_6(text: str) -> ResponseError:
+    """Redis 6.2 answers so if a command within a script was refused."""
+    where = f"Error running script (call to f_{'0' * 40}): @user_script:1: @user_script: 1: "
+    return ResponseError(where + text)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +38,29 @@ from celery_superfetch.store.redis.server import FULL_TEXT, is_temporary
         (ResponseError("Command # 1 (SET MISCONF y) of pipeline caused error: WRONGTYPE"), False),
         (NoPermissionError("this user has no permissions"), False),
         (ValueError("MISCONF"), False),
+        (in_script_of_redis_6("-READONLY You can't write against a read only replica."), True),
+        (in_script_of_redis_6("-NOREPLICAS Not enough good replicas to write."), True),
+        (in_script_of_redis_6("-MISCONF Redis is configured to save RDB snapshots"), True),
+        (in_script_of_redis_6("-WRONGTYPE 'OOM' is not a queue"), False),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: str(value)[-40:],
 )
 def test_a_refusal_passes_by_its_code_or_its_class(error, passes):
     assert is_temporary(error) is passes
+
+
+@pytest.mark.parametrize(
+    ("error", "is_replica"),
+    [
+        (ReadOnlyError("You can't write against a read only replica."), True),
+        (in_script_of_redis_6("-READONLY You can't write against a read only replica."), True),
+        # As a script that returns the error has it.
+        (ResponseError("@user_script: 12: -READONLY You can't write against a"), True),
+        (in_script_of_redis_6("-NOREPLICAS Not enough good replicas to write."), False),
+        (ResponseError("WRONGTYPE 'READONLY' is not a queue: the key holds a string"), False),
+        (ValueError("@user_script: 1: -READONLY"), False),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+def test_a_replica_is_recognized_from_within_a_script_too(error, is_replica):
+    assert is_read_only(error) is is_replica

@@ -47,6 +47,10 @@ CASES = {
         "`celery -A shop superfetch doctor` names each that is missing",
     ),
     "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
+    "@user_script: 1: -READONLY You can't write against a read only replica.": (
+        exceptions.ResponseError,
+        "a replica",
+    ),
     "Redis is loading the dataset in memory": (exceptions.BusyLoadingError, "is loading its data"),
 }
 
