@@ -87,6 +87,9 @@ end
 local function popped(at, source, ...)
   local answer = redis.pcall('RPOP', source, ...)
   if type(answer) ~= 'table' or not answer.err then return answer end
+  -- Before 7.0 a server that refuses all writes, such as a replica, answers this to each list. That is no error
+  -- of a list: this raises it.
+  redis.call('HDEL', private, '')
   errors[#errors + 1], errors[#errors + 2] = at, answer.err
 end
 

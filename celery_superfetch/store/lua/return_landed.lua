@@ -10,7 +10,9 @@ for i = 1, #ARGV do landings[i] = KEYS[2 * i - 1] end
 if call_in_parts('EXISTS', nil, landings) == 0 then return 0 end
 for i = 1, #ARGV do
   local landing, queue = KEYS[2 * i - 1], KEYS[2 * i]
-  redis.pcall('LPOP', landing, 0)  -- a removal first (shared.lua)
+  -- A removal first (shared.lua). It raises if the server refuses all writes: before 7.0 LMOVE answers an error
+  -- then, as it does for a landing list of another type.
+  read_note('list', 'LPOP', landing, 0)
   local payload = takes(queue) and redis.pcall('LMOVE', landing, queue, 'LEFT', 'RIGHT')
   local expires = type(payload) == 'string' and ARGV[i] ~= '0'
   while type(payload) == 'string' do  -- the newest first; an error is none

@@ -9,6 +9,7 @@ import redis
 
 from celery_superfetch.model.job import Counters
 from celery_superfetch.store.private_lists import LARGE_BYTES
+from celery_superfetch.store.redis.server import is_temporary
 from support.driver import Driver
 from support.interruption import interrupted
 from support.workers.bench import Bench, payload
@@ -251,3 +252,23 @@ def test_nobody_leaves_while_something_has_landed_for_it(member, bench):
     assert not member.name
     assert bench.key_names() == {"mail", bench.keys.served}
     assert bench.queue() == [ONE]
+
+
+def test_a_server_that_refuses_all_writes_refuses_what_landed_and_waits_as_a_whole(bench, owner):
+    """Redis 6.2 refused each list by itself, inside the script: a worker behind an address that
+    leads to another primary by now blamed its queues, and stayed with the replica."""
+    bench.land(owner, "mail", ONE)
+    bench.push("mail", TWO)
+    bench.client.config_set("min-replicas-to-write", 1)
+    try:
+        for call in (
+            partial(bench.claim, owner, ["mail"], landed=["mail"]),
+            partial(bench.claim, owner, ["mail"]),
+            partial(bench.lists.return_landed, owner.owner, MAIL),
+        ):
+            with pytest.raises(redis.ResponseError) as refused:
+                call()
+            assert is_temporary(refused.value)
+    finally:
+        bench.client.config_set("min-replicas-to-write", 0)
+    assert (bench.landed(owner), bench.queue()) == ([ONE], [TWO])
