@@ -18,21 +18,23 @@ from redis.exceptions import (
 
 from ...errors import SuperfetchError
 from ...model.humanize import command, sentence
-from .server import is_read_only
+from .server import FULL_TEXT, is_read_only
 from .tls import WrongScheme
 
 NO_PASSWORD = "the server requires a password: put it into the URL, redis://:PASSWORD@host"
+LACKS_PERMISSION = "the user lacks a permission: `{command} doctor` names each that is missing"
 
 #: Part of an error of the server, of a managed service or of the resolver, in lower case -> the
 #: advice, in which ``{command}`` stands for ``humanize.command``. The first part that is in the
-#: error's text counts.
+#: error's text counts. Where redis-py has a class for an error, it removes the code from the text:
+#: "OOM" and "NOPERM" would never be found.
 ADVICE_BY_TEXT = {
     "wrongpass": "the user or the password in the URL is wrong",
     "noauth": NO_PASSWORD,
     "authentication required": NO_PASSWORD,  # redis-py's text for NOAUTH
     "hello must be called": NO_PASSWORD,  # the server's text with RESP3
     "invalid password": "the password in the URL is wrong",
-    "oom command": "the server is full and refuses writes: raise maxmemory, or find the queue or "
+    FULL_TEXT: "the server is full and refuses writes: raise maxmemory, or find the queue or "
     "result that grows",
     "max number of clients": "the server has no connection left: raise maxclients, or find the "
     "program that opens so many",
@@ -45,7 +47,8 @@ ADVICE_BY_TEXT = {
     "busy-reply-threshold, and the server serves no other command: end it with `redis-cli SCRIPT "
     "KILL` or `FUNCTION KILL`, and find that program (SLOWLOG GET)",
     "db index": "the server has no such database: let the URL end in /0",
-    "noperm": "the user lacks a permission: `{command} doctor` names each that is missing",
+    "no permissions": LACKS_PERMISSION,
+    "the user executing the script can't": LACKS_PERMISSION,  # in a script, before Redis 7
     "wrongtype": "another program wrote to a key of celery_superfetch, or to one with the name "
     "of a queue: `{command} status` names the key; find that program, and RENAME the key",
     "name or service not known": "the host name cannot be resolved: check the URL and the DNS",

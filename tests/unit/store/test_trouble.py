@@ -19,7 +19,7 @@ CASES = {
         "requires a password",
     ),
     "NOAUTH Authentication required.": (exceptions.ResponseError, "requires a password"),
-    "OOM command not allowed when used memory > 'maxmemory'.": (
+    "command not allowed when used memory > 'maxmemory'.": (
         exceptions.OutOfMemoryError,
         "full and refuses writes: raise maxmemory",
     ),
@@ -42,9 +42,18 @@ CASES = {
         exceptions.ResponseError,
         "end it with `redis-cli SCRIPT KILL`",
     ),
-    "NOPERM this user has no permissions to run the 'zadd' command": (
+    "User shop has no permissions to run the 'zadd' command": (
         exceptions.NoPermissionError,
         "`celery -A shop superfetch doctor` names each that is missing",
+    ),
+    "No permissions to access a key": (exceptions.NoPermissionError, "doctor` names each"),
+    "ACL failure in script: No permissions to access a key script: on @user_script:1.": (
+        exceptions.ResponseError,
+        "doctor` names each",
+    ),
+    "@user_script: 1: The user executing the script can't run this command or subcommand": (
+        exceptions.ResponseError,
+        "doctor` names each",
     ),
     "You can't write against a read only replica.": (exceptions.ReadOnlyError, "a replica"),
     "@user_script: 1: -READONLY You can't write against a read only replica.": (
