@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import MethodType
 from typing import Any
 from uuid import uuid4
@@ -255,9 +256,10 @@ def _count_part(backend: Any, request: Any, state: str, result: Any) -> str:
 
 
 def _collected(backend: Any, group: str) -> list[Any]:
-    """Read what the parts have returned; ChordError if one has failed."""
-    action = "read the parts of its chord"
-    header = patiently(lambda: GroupResult.restore(group, app=backend.app), action)
+    """Read what the parts have returned; ChordError if one has failed. Waits for a server that is
+    away: otherwise a chord whose parts have all succeeded would fail."""
+    read = partial(patiently, action="read the parts of its chord", if_away=True)
+    header = read(lambda: GroupResult.restore(group, app=backend.app))
     if header is not None:  # there are groups among the parts
         header.on_ready()
         join = header.join_native if header.supports_native_join else header.join
@@ -266,23 +268,24 @@ def _collected(backend: Any, group: str) -> list[Any]:
         def joined() -> tuple[list[Any], Exception | None]:
             # A part may have failed with an error of some Redis server. If that left this function,
             # it would be taken for a refusal of this one, and the job would run again for ever.
-            # Without ``propagate`` Celery does not raise it, except that of a group before 5.7.
+            # ``maybe_throw`` raises it; before 5.7 ``join`` does, if the part is in an inner group.
             try:
-                return list(join(timeout=timeout, propagate=False)), None
+                results = list(join(timeout=timeout, propagate=False))
+                header.maybe_throw()
+                return results, None
             except Exception as exc:
                 if any(part.result is exc for part in _parts(header)):
                     return [], exc
                 raise
 
         with allow_join_result():
-            results, failure = patiently(joined, action)
+            results, failure = read(joined)
         if failure is not None:
             raise failure
-        header.maybe_throw()
         return results
     key, *_ = _keys(backend, group)
-    read = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
-    parts = patiently(lambda: read(key, 0, -1), action)
+    all_parts = backend.client.zrange if _is_ordered(backend) else backend.client.lrange
+    parts = read(lambda: all_parts(key, 0, -1))
     return [backend._unpack_chord_result(part, backend.decode) for part in parts]
 
 

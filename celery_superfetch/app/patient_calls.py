@@ -1,6 +1,6 @@
 """Waits for a Redis server that refuses, for a while, what the end of a job needs: its result, its
 part of a chord, its *steps* (the messages that are published because the job ends). Until the
-server takes them, the job has not ended.
+server takes them, the job has not ended. The calls of a chord also wait for a server that is away.
 
 The scripts of ``chords``, and a result backend that ``result_backends`` has patched, call
 ``patiently`` in the process, thread or greenlet that runs the job. ``sender`` raises ``NotSent``
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from celery.utils.log import get_logger
 from redis.commands.core import Script
+from redis.exceptions import ConnectionError, TimeoutError
 
 from ..model.log_text import one_line_each
 from ..model.step import running
@@ -26,6 +27,8 @@ logger = one_line_each(get_logger(__name__))
 T = TypeVar("T")
 
 PAUSE_S = 1.0  # between two tries
+#: Errors of a server that cannot be reached, or of a connection that was lost.
+AWAY = ConnectionError, TimeoutError
 PATIENCE_S = 60.0  # for which a running job waits in its slot, before it is requeued
 
 
@@ -35,7 +38,7 @@ class NotSent(BaseException):
     job's failure, and ack it."""
 
 
-def patiently(call: Callable[[], T], action: str) -> T:
+def patiently(call: Callable[[], T], action: str, *, if_away: bool = False) -> T:
     """Call the result backend for the end of the current job, again each second while the server
     refuses it (out of memory, a full disk, a replica).
 
@@ -45,30 +48,35 @@ def patiently(call: Callable[[], T], action: str) -> T:
     Arguments:
         call: may be repeated; a refused call has changed nothing.
         action: completes "Job ... could not", for the log.
+        if_away: call again also if the server cannot be reached, or the connection was lost. Then
+            the first call may have been carried out.
 
     Raises:
-        NotSent: the server has refused for ``PATIENCE_S``; or once, if the job is impatient.
+        NotSent: the server has not carried it out for ``PATIENCE_S``; or once, if the job is
+            impatient.
     """
     job, began = running.get(), time.monotonic()
+    errors = AWAY if if_away else ()
     while True:
         try:
             return call()
         except Exception as exc:
-            if job is None or not is_temporary(exc):
+            if job is None or not (isinstance(exc, errors) or is_temporary(exc)):
                 raise
             trouble = f"Job {job.title} could not {action} ({exc})"
             if job.is_impatient or time.monotonic() - began > PATIENCE_S:
                 raise NotSent(trouble) from exc
             logger.warning(
-                "%s: Redis refuses the command. Tried again every second. Check the memory, disk, "
-                "replicas and long scripts of Redis.",
+                "%s: Redis refuses the command, or does not answer. Tried again every second. "
+                "Check whether Redis answers, and its memory, disk, replicas and long scripts.",
                 trouble,
             )
             time.sleep(PAUSE_S)
 
 
 class PatientScript(Script):
-    """A Lua script of the end of a chord, called ``patiently``. ``action``: as there."""
+    """A Lua script of the end of a chord, called ``patiently``, also if the server is away: Celery
+    would fail the chord. ``action``: as there."""
 
     def __init__(self, text: bytes, action: str) -> None:
         no_client: Any = None  # the backend has none yet; each call names its client
@@ -77,4 +85,4 @@ class PatientScript(Script):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = super().__call__
-        return patiently(lambda: call(*args, **kwargs), self.action)
+        return patiently(lambda: call(*args, **kwargs), self.action, if_away=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import celery
@@ -17,6 +18,7 @@ from kombu.utils.json import loads
 from redis.exceptions import ResponseError
 
 from celery_superfetch.app import patient_calls, result_backends
+from celery_superfetch.app.chords import COUNT, END
 from celery_superfetch.app.notice import Notices, Postponed
 from celery_superfetch.store.redis.server import FULL_TEXT
 from support.recipes import nobodys_current_app
@@ -111,6 +113,12 @@ def before(proxy: FaultProxy, command: tuple[bytes, bytes], act: Callable[[], No
     proxy.hold_at(is_it, carried_out=True)
 
 
+def busy_for_2s(server: Server) -> None:
+    script = busy(server)
+    script.__enter__()
+    threading.Timer(2, script.__exit__, (None, None, None)).start()
+
+
 def lose_and_run_again(pool: Pool) -> None:
     """As who freezes, is declared dead, and ends when its job is another's; and as that one."""
     lost, private = pool.take(), pool.bench.keys.private(pool.owner.owner)
@@ -177,16 +185,66 @@ def test_what_the_parts_have_returned_is_read_when_the_result_server_is_busy_no_
 ):
     server, proxy = results
     body = send(pool, *header(pool))
-
-    def act() -> None:
-        script = busy(server)
-        script.__enter__()
-        threading.Timer(2, script.__exit__, (None, None, None)).start()
-
-    before(proxy, command, act)
+    before(proxy, command, partial(busy_for_2s, server))
     pool.run(pool.take())
     assert body.state == "PENDING"
     assert given(pool) == expected
+
+
+@FORKS
+def test_a_part_without_a_result_is_looked_for_when_the_result_server_is_busy_no_more(
+    pool, results
+):
+    """After the others, with no patience: the body failed."""
+    server, proxy = results
+    silent = part(pool, 2).set(task_id="silent", ignore_result=True)
+    body = send(pool, nested(pool)[0], silent)
+    before(proxy, (b"GET", b"silent"), partial(busy_for_2s, server))
+    pool.run(pool.take())
+    assert body.state == "PENDING"
+    assert given(pool) == [[0, 1], None]
+
+
+#: What the end of a chord needs of the result server.
+CALLS: dict[str, Callable[[Words], bool]] = {
+    "count": lambda words: words[:2] == [b"EVALSHA", COUNT.sha.encode()],
+    "end": lambda words: words[:2] == [b"EVALSHA", END.sha.encode()],
+    "group": lambda words: words[0] == GROUP[0] and GROUP[1] in words[1],
+    "results": lambda words: words[0] == FLAT[0],
+}
+
+
+def end_of_a_cut_part(pool: Pool, results: Any, call: str, *, reply_lost: bool) -> tuple[Any, ...]:
+    """What becomes of a chord whose last part loses its connection: the states of the part and of
+    the body, and what is sent."""
+    server, proxy = results
+    body = send(pool, part(pool, 0), part(pool, 1))
+    last = pool.take()
+    for script in (COUNT, END):
+        server.client().script_load(script.script)
+    cut = proxy.cut_at(CALLS[call], reply_lost=reply_lost)
+    pool.run(last)
+    assert cut.is_set()
+    task_id = loads(last.job.payload)["headers"]["id"]
+    return AsyncResult(task_id, app=pool.app).state, body.state, names(pool)
+
+
+@pytest.mark.parametrize("reply_lost", [True, False], ids=["carried out", "not carried out"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_lost_connection_to_the_result_server_fails_no_chord(pool, results, call, reply_lost):
+    """Of a part that was counted Celery stored a failure, or the body of a chord failed, although
+    all of its parts had succeeded."""
+    ended = end_of_a_cut_part(pool, results, call, reply_lost=reply_lost)
+    assert ended == ("SUCCESS", "PENDING", ["note"])
+    assert given(pool) == [0, 1]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_control_a_lost_connection_fails_a_chord(pool, results, monkeypatch, call):
+    monkeypatch.setattr(patient_calls, "AWAY", ())
+    _, body, sent = end_of_a_cut_part(pool, results, call, reply_lost=False)
+    assert body == "FAILURE"
+    assert sent[-1] == "errback"
 
 
 @FORKS
