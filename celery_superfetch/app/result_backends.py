@@ -23,15 +23,17 @@ celery
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
 from celery import Celery, Task
 from redis.commands.core import Script
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError, ResponseError
 
+from ..model.step import running
 from ..store.redis.connections import close_if_refused
 from ..store.redis.server import is_temporary
 from .chords import count_parts_once, is_on_redis
@@ -163,12 +165,26 @@ def store_patiently(backend: Any) -> None:
     """Replace the methods of a result backend that store a result, or the results of a group, by
     patient ones. To store a result Celery first reads the present one, and the server may refuse
     that, too: then the job would be acked, its result lost, and its chord would wait for ever."""
-    store_result, save_group = backend.store_result, backend.save_group
+    backend.store_result = _patient(backend.store_result, "store its result")
+    backend.save_group = _patient(backend.save_group, "store its group of results")
 
-    def store(*args: Any, **kwargs: Any) -> Any:
-        return patiently(lambda: store_result(*args, **kwargs), "store its result")
 
-    def save(*args: Any, **kwargs: Any) -> Any:
-        return patiently(lambda: save_group(*args, **kwargs), "store its group of results")
+def _patient(method: Callable[..., Any], action: str) -> Callable[..., Any]:
+    """Return a method of a result backend that is called ``patiently``. ``action``: as there."""
 
-    vars(backend).update(store_result=store, save_group=save)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return patiently(lambda: _once_more_if_cut(partial(method, *args, **kwargs)), action)
+
+    return call
+
+
+def _once_more_if_cut(call: Callable[[], Any]) -> Any:
+    """Call a result backend, once more at once if the connection is lost in the run of a job.
+    Celery reads the present result before it stores one, and does not read again: if a proxy had
+    closed the idle connection, the failure of a job that has succeeded would be stored."""
+    try:
+        return call()
+    except ConnectionError:
+        if running.get() is None:
+            raise
+        return call()

@@ -247,6 +247,23 @@ def test_the_control_a_lost_connection_fails_a_chord(pool, results, monkeypatch,
     assert sent[-1] == "errback"
 
 
+@pytest.mark.parametrize("cut_off", ["", "control"])
+def test_a_success_is_stored_where_the_idle_connection_was_closed(
+    pool, results, monkeypatch, cut_off
+):
+    """Celery reads the present result before it stores one: it did not read it again, and stored
+    the job's failure."""
+    _, proxy = results
+    if cut_off:
+        monkeypatch.setattr(result_backends, "_once_more_if_cut", lambda call: call())
+    sent = part(pool, 1).apply_async()
+    assert sent.state == "PENDING"  # it is connected
+    cut = proxy.cut_at(lambda words: words[0] == b"GET", reply_lost=False)
+    pool.run(pool.take())
+    assert cut.is_set()
+    assert sent.state == ("FAILURE" if cut_off else "SUCCESS")
+
+
 @FORKS
 @pytest.mark.parametrize("task", ["fails", "is refused"])
 def test_a_group_with_a_part_that_has_failed_fails_the_body(pool, task):
