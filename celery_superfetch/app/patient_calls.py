@@ -65,6 +65,8 @@ def patiently(call: Callable[[], T], action: str, *, if_away: bool = False) -> T
                 raise
             trouble = f"Job {job.title} could not {action} ({exc})"
             if job.is_impatient or time.monotonic() - began > PATIENCE_S:
+                # Celery calls receivers of ``task_postrun`` next. Their messages are no steps.
+                job.end_publishing()
                 raise NotSent(trouble) from exc
             logger.warning(
                 "%s: Redis refuses the command, or does not answer. Tried again every second. "

@@ -19,6 +19,8 @@ celery
     leave a server that refuses: backends.redis:RedisBackend._get_pool()
     keep a success: backends.redis:RedisBackend._set(key,value)
         backends.redis:RedisBackend.expires backends.redis:RedisBackend.client
+    wait for a server that refuses a chord: backends.redis:RedisBackend.apply_chord(args,body)
+        backends.redis:RedisBackend.set_chord_size(group_id,chord_size)
 """
 
 from __future__ import annotations
@@ -162,11 +164,15 @@ def keep_success(backend: Any) -> None:
 
 
 def store_patiently(backend: Any) -> None:
-    """Replace the methods of a result backend that store a result, or the results of a group, by
-    patient ones. To store a result Celery first reads the present one, and the server may refuse
-    that, too: then the job would be acked, its result lost, and its chord would wait for ever."""
+    """Replace the methods of a result backend that store a result, the results of a group, or what
+    it needs of a chord, by patient ones. To store a result Celery first reads the present one, and
+    the server may refuse that, too: then the job would be acked, its result lost, and its chord
+    would wait for ever. If a chord that follows a job, as the next link of its chain, could not be
+    stored, the job would have failed, and the chord would never be sent."""
     backend.store_result = _patient(backend.store_result, "store its result")
     backend.save_group = _patient(backend.save_group, "store its group of results")
+    backend.set_chord_size = _patient(backend.set_chord_size, "store the size of a chord")
+    backend.apply_chord = _patient(backend.apply_chord, "store the parts of a chord")
 
 
 def _patient(method: Callable[..., Any], action: str) -> Callable[..., Any]:

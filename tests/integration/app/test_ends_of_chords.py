@@ -11,7 +11,7 @@ from typing import Any
 
 import celery
 import pytest
-from celery import Celery, chain, chord, group
+from celery import Celery, chain, chord, group, signals
 from celery.exceptions import ChordError, Ignore, Reject
 from celery.result import AsyncResult
 from kombu.utils.json import loads
@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 from celery_superfetch.app import patient_calls, result_backends
 from celery_superfetch.app.chords import COUNT, END
 from celery_superfetch.app.notice import Notices, Postponed
+from celery_superfetch.model.step import running
 from celery_superfetch.store.redis.server import FULL_TEXT
 from support.recipes import nobodys_current_app
 from support.servers.faults import busy
@@ -262,6 +263,77 @@ def test_a_success_is_stored_where_the_idle_connection_was_closed(
     pool.run(pool.take())
     assert cut.is_set()
     assert sent.state == ("FAILURE" if cut_off else "SUCCESS")
+
+
+def chord_of(pool: Pool, *header: Any) -> Any:
+    """A chord whose messages go to another queue."""
+    note = pool.app.signature("note", (1,), immutable=True).set(queue=NEXT)
+    body = pool.app.signature("note", immutable=True).set(queue=NEXT)
+    return chord(header or [note, note.clone()], body, app=pool.app)
+
+
+def groups(pool: Pool) -> list[Any]:
+    """A header with a group in it: then Celery stores the group of a chord."""
+    note = pool.app.signature("note", (1,), immutable=True).set(queue=NEXT)
+    return [chain(note, group([note.clone(), note.clone()])), note.clone()]
+
+
+#: The commands by which Celery stores the size of a chord, and its group.
+SIZE = (b"DEL", b".c") if CELERY_57 else (b"SETEX", b".s")
+STORED_GROUP = (b"SET" if CELERY_57 else b"SETEX", b"taskset")
+
+
+def full_for_2s(server: Server) -> None:
+    server.client().config_set("maxmemory", "1")
+    threading.Timer(2, lambda: server.client().config_set("maxmemory", "0")).start()
+
+
+@pytest.mark.parametrize("shape", ["next link", "body"])
+@pytest.mark.parametrize(
+    ("header", "command", "sent"),
+    [
+        (lambda pool: [], SIZE, 2),
+        pytest.param(groups, STORED_GROUP, 2, marks=FORKS),
+    ],
+    ids=["size", "group"],
+)
+def test_a_chord_at_the_end_of_a_job_is_sent_when_the_result_server_is_full_no_more(
+    pool, results, shape, header, command, sent
+):
+    """The job was stored as failed, and its chord never sent."""
+    server, proxy = results
+    follows = chord_of(pool, *header(pool))
+    job = pool.app.signature("note", (0,), immutable=True)
+    whole = chain(job, follows) if shape == "next link" else chord([job], follows, app=pool.app)
+    whole.apply_async()
+    before(proxy, command, partial(full_for_2s, server))
+    last = pool.take()
+    assert pool.run(last)[:2] == (0, "0")
+    assert len(names(pool)) == sent
+    assert AsyncResult(loads(last.job.payload)["headers"]["id"], app=pool.app).state == "SUCCESS"
+
+
+def test_a_job_whose_chord_cannot_be_stored_in_time_is_requeued(pool, results, monkeypatch):
+    """And what a receiver of ``task_postrun`` sends then is no step."""
+    server, proxy = results
+    monkeypatch.setattr(patient_calls, "PATIENCE_S", -1.0)
+    publishing = []
+
+    def receive(**_: Any) -> None:
+        publishing.append(running.get().publishes_followers)
+
+    signals.task_postrun.connect(receive)
+    try:
+        chain(pool.app.signature("note", (0,)), chord_of(pool), app=pool.app).apply_async()
+        before(proxy, SIZE, lambda: server.client().config_set("maxmemory", "1"))
+        job = pool.take()
+        assert "could not store the size of a chord" in raised(pool.run(job), Reject).reason
+        server.client().config_set("maxmemory", "0")
+        pool.run(job)
+    finally:
+        signals.task_postrun.disconnect(receive)
+    assert names(pool) == ["note", "note"], "once"
+    assert publishing == [False, False]
 
 
 @FORKS
