@@ -4,9 +4,9 @@ While a job runs, each message that the process sends is examined: is it a *step
 sends because the job ends (a callback, the next link of a chain, a chord's body, a retry), or did
 user code send it? The transport finds a step in the context variable ``handing``, and publishes it
 once, however often the job runs. If the server does not take a step, the job does not end: it is
-requeued (``NotSent``), since an ack would lose the step; only a chord's body is tried again without
-a limit, since Celery deletes a chord whose body could not be sent. An error in sending a message of
-user code is raised to that code.
+requeued (``NotSent``), since an ack would lose the step. A chord's body is tried again first: for a
+minute if the results are on Redis, otherwise without a limit, since Celery deletes a chord whose
+body could not be sent. An error in sending a message of user code is raised to that code.
 
 ``AMQP`` (``broker.py``) calls ``sender`` when it makes the function. ``steps`` and ``task_hooks``
 call ``release``: a run *holds* its retry, or the task that replaces the job, until it is known
@@ -127,8 +127,9 @@ def release(run: Run, *, is_over: bool = False) -> None:
 
 def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
     """Send a message without which the job has not ended. Where the server is away, or refuses it
-    for a while: raise NotSent, or try again, without a limit, if the job completes a chord and is
-    no notice."""
+    for a while: try again for ``Run.patience_s``, unless the job is a notice; then raise
+    NotSent."""
+    began = time.monotonic()
     while True:
         try:
             return send()
@@ -138,12 +139,10 @@ def _send(run: Run, send: Callable[[], Any], producer: Any, name: str) -> Any:
             if not (isinstance(cause, lost) or is_temporary(cause)):
                 raise
             trouble = f"Job {run.title} could not publish {name} ({exc})"
-            if run.is_impatient or not run.completes_chord:
+            if run.is_impatient or time.monotonic() - began >= run.patience_s:
                 # Celery calls receivers of ``task_postrun`` next. Their messages are no steps.
                 run.end_publishing()
                 raise NotSent(trouble) from exc
-            # If sending the body raises, Celery deletes the chord, and no later run can complete
-            # it.
             logger.warning(
                 "%s: Redis does not accept it. Tried again every second. Check whether Redis "
                 "answers, and its memory, disk and replicas.",

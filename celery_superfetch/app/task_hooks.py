@@ -26,13 +26,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
+from math import inf
 from typing import Any
 
 from celery import Task
 from celery.app import trace
 
 from ..model.step import Phase, ids_of, running
+from .chords import is_on_redis
 from .forked_children import call_body
+from .patient_calls import PATIENCE_S
 from .sender import release
 
 #: Marks what is wrapped: a task, a result backend, a ``__call__``.
@@ -143,7 +146,11 @@ def _hook_backend(backend: Any) -> None:
     # for each job.
     backend.mark_as_done = _mark_as_done(backend.mark_as_done)
     backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
-    backend.on_chord_part_return = _on_chord_part_return(backend.on_chord_part_return)
+    # If sending the body of a chord raised, Celery would delete the chord, and no later run could
+    # complete it. The function of ``chords`` keeps the chord.
+    patience_s = PATIENCE_S if is_on_redis(backend) else inf
+    count = backend.on_chord_part_return
+    backend.on_chord_part_return = _on_chord_part_return(count, patience_s)
 
 
 def _mark_as_done(mark: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,15 +180,15 @@ def _mark_as_failure(mark: Callable[..., Any]) -> Callable[..., Any]:
     return mark_as_failure
 
 
-def _on_chord_part_return(count: Callable[..., Any]) -> Callable[..., Any]:
+def _on_chord_part_return(count: Callable[..., Any], patience_s: float) -> Callable[..., Any]:
     def on_chord_part_return(*args: Any, **kwargs: Any) -> Any:
         run = running.get()
         if run is None:
             return count(*args, **kwargs)
-        before, run.completes_chord = run.completes_chord, True
+        before, run.patience_s = run.patience_s, patience_s
         try:
             return count(*args, **kwargs)
         finally:
-            run.completes_chord = before
+            run.patience_s = before
 
     return on_chord_part_return

@@ -134,8 +134,9 @@ class Run:
         self.publishes_followers = False
         #: The job's message, as Celery reads it while the followers of the job are published.
         self._published_message: dict[str, Any] = {}
-        #: True while Celery counts the job in its chord, and may publish the chord's body.
-        self.completes_chord = False
+        #: Seconds for which a message that the server does not take is tried again, before the job
+        #: is requeued. Not 0 while Celery counts the job in its chord, and may publish the body.
+        self.patience_s = 0.0
         #: Task ids of what replaces the job, while replace() publishes that.
         self.replaced_by: frozenset[str] = frozenset()
         #: If this job is a notice (it announces a dead-lettered job and publishes its followers):

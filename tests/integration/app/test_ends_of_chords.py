@@ -7,6 +7,7 @@ import base64
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import celery
@@ -17,7 +18,7 @@ from celery.result import AsyncResult
 from kombu.utils.json import loads
 from redis.exceptions import ResponseError
 
-from celery_superfetch.app import patient_calls, result_backends
+from celery_superfetch.app import patient_calls, result_backends, task_hooks
 from celery_superfetch.app.chords import COUNT, END
 from celery_superfetch.app.notice import Notices, Postponed
 from celery_superfetch.model.step import running
@@ -344,6 +345,32 @@ def test_a_group_with_a_part_that_has_failed_fails_the_body(pool, task):
     pool.run(pool.take())
     assert names(pool) == ["errback"]
     assert isinstance(body.result, ChordError)
+
+
+def test_a_body_that_the_broker_refuses_for_long_is_sent_by_the_next_run(
+    make_app, fresh_server, url, monkeypatch
+):
+    """It was tried again without a limit: if its publish lease ran out meanwhile, the body was
+    sent, and the chord was never ended."""
+    monkeypatch.setattr(task_hooks, "PATIENCE_S", 2.0)
+    server = fresh_server()
+    broker = server.client()
+    with nobodys_current_app():
+        app = make_app(url=server.url(), result_url=url)
+        pool = set_up(app, Bench(broker))
+        sent = send(pool, part(pool, 0), part(pool, 1))
+        last = pool.take()
+        broker.config_set("min-replicas-to-write", "1")
+        began = monotonic()
+        assert "could not publish note" in raised(pool.run(last), Reject).reason
+        assert monotonic() - began >= 2
+        broker.config_set("min-replicas-to-write", "0")
+        pool.run(last)
+        left = app.backend.client.keys(f"*{sent.parent.id}*")
+        assert [key for key in left if not key.endswith(b".c")] == [], "it is ended"
+        pool.run(last)
+        assert given(pool) == [0, 1], "once"
+    assert sent.state == "PENDING"
 
 
 # -- a part that is dead-lettered
