@@ -201,7 +201,7 @@ class Announcement:
             # Its run may have ended before it was counted in its chord, or before it published the
             # chord's body. Nothing can do that now, so the chord has to fail.
             with self._publishing_followers():
-                return fail_part(self.backend, self.request, self.exc)
+                return fail_part(self.backend, self.request, self.exc, job.steps)
         if self.stores and state is None:
             self.backend.store_result(
                 job.task_id, self.exc, states.FAILURE, traceback=None, request=self.request
@@ -217,7 +217,7 @@ class Announcement:
         if not self.progress.called:
             self._check_awaited(job)
             with self._publishing_followers():
-                self._chord_and_chain()
+                self._chord_and_chain(job)
                 self._check_awaited(job)
                 self._errbacks()
             self.progress = self.progress._replace(called=True)
@@ -250,12 +250,13 @@ class Announcement:
         is_poison_pill = state == states.FAILURE and issubclass(type(meta["result"]), PoisonPill)
         return state if is_poison_pill or state == states.SUCCESS else None
 
-    def _chord_and_chain(self) -> None:
+    def _chord_and_chain(self, job: DeadJob) -> None:
         """Count the job in its chord, and fail what follows it in its chain."""
         request = self.request
         if not (request.chord or request.chain):
             return
-        for part in (request, *parts_ahead(request.chain)):
+        fail_part(self.backend, request, self.exc, job.steps)
+        for part in parts_ahead(request.chain):
             fail_part(self.backend, part, self.exc)
         # The job's own result is stored already; ``store_result`` is for the tasks that follow.
         stores = bool(request.chain) and self.stores

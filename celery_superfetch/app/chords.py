@@ -10,10 +10,11 @@ note on the server names as published, so that it is not sent twice.
 
 ``fail_part`` counts a part that never ran to its end. ``announcement`` calls it in the run of a
 notice, the job that announces a dead-lettered job; if that process dies, the notice is recovered,
-and calls it again. ``worker/unknown_tasks.py`` calls it for a job that no worker can run, before it
-moves the job to the dead set: if the worker dies in between, the job is recovered, and its part
-still counts once. With ``unknown_tasks="discard"`` Celery has acked the job before the call: if the
-worker dies in between, the chord is not failed, and waits.
+and calls it again. A chord whose body the dead-lettered job has published does not fail.
+``worker/unknown_tasks.py`` calls it for a job that no worker can run, before it moves the job to
+the dead set: if the worker dies in between, the job is recovered, and its part still counts once.
+With ``unknown_tasks="discard"`` Celery has acked the job before the call: if the worker dies in
+between, the chord is not failed, and waits.
 
 Foreign names:
 
@@ -43,6 +44,7 @@ from celery.utils.log import get_logger
 
 from ..model.foreign import describe
 from ..model.log_text import one_line_each
+from ..model.step import CONTAINERS, step_name, was_published
 from .patient_calls import PatientScript, patiently
 
 logger = one_line_each(get_logger(__name__))
@@ -193,18 +195,24 @@ def on_chord_part_return(
     except Exception as exc:
         logger.exception("Chord callback for %r raised: %s", request.group, describe(exc))
         backend.chord_error_from_stack(body, ChordError(f"Callback error: {describe(exc)}"))
-    *keys, claim = _keys(backend, request.group)
-    END([claim, *keys], [token, DONE_S if _forgets_ends(backend) else 0], client=backend.client)
+    _end(backend, request.group, token)
 
 
-def fail_part(backend: Any, request: Any, exc: Exception) -> None:
+def fail_part(backend: Any, request: Any, exc: Exception, steps: str = "") -> None:
     """Count a job that will not run as a failed part of its chord, if it is a part. If it completes
     the chord, fail the chord, without reading the results of the other parts: reading one may kill
-    the process. Do nothing on a result backend that is not on Redis."""
+    the process. Do nothing on a result backend that is not on Redis.
+
+    Arguments:
+        steps: the steps note of the job. If it has the chord's body, the chord is ended, and has
+            not failed: the body runs.
+    """
     if not (request.chord and is_on_redis(backend)):
         return
     token = _count_part(backend, request, states.FAILURE, exc)
-    if token:
+    if token and _was_body_published(request.chord, steps):
+        _end(backend, request.group, token)
+    elif token:
         body = maybe_signature(request.chord, app=backend.app)
         try:
             raise ChordError(f"Dependency {request.id} raised {describe(exc)}") from exc
@@ -219,6 +227,16 @@ def parts_ahead(chain: Any) -> Iterator[Context]:
         options = link["options"]
         ids = {"id": options.get("task_id"), "group": options.get("group_id")}
         yield Context({**link, **options, **ids})
+
+
+def _was_body_published(body: Any, steps: str) -> bool:
+    """Return whether a steps note has the first message of a chord's body. The family of this step
+    has the group of the message if that is a part of a chord: of another one that the body is a
+    part of, or of one that the body begins with, whose header has the group's id."""
+    kwargs = body["kwargs"] if body.get("subtask_type") in CONTAINERS else {}
+    signatures = filter(None, (body, kwargs.get("header"), *kwargs.get("tasks", ())))
+    groups = {s["options"].get(id) for s in signatures for id in ("group_id", "task_id")}
+    return any(was_published(steps, step_name(("chord", group), 0)) for group in {None, *groups})
 
 
 def _keys(backend: Any, group: str) -> list[Any]:
@@ -305,6 +323,12 @@ def _publish(backend: Any, body: Any, results: list[Any]) -> None:
         body.delay(results)
     else:
         retry_publish(body.delay, results)
+
+
+def _end(backend: Any, group: str, token: str) -> None:
+    """End a chord whose body is published, or has failed."""
+    *keys, claim = _keys(backend, group)
+    END([claim, *keys], [token, DONE_S if _forgets_ends(backend) else 0], client=backend.client)
 
 
 def _fail(backend: Any, request: Any, body: Any, exc: ChordError, token: str) -> None:

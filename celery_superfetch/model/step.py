@@ -81,8 +81,13 @@ class Step(NamedTuple):
     def name(self, queue: str = "") -> str:
         """Return its name in the steps note; ``queue`` only where the message goes to several
         queues, each of which gets a step of its own."""
-        whole = "\n".join(map(str, (*self.family, queue)))
-        return f"{sha1(whole.encode(), usedforsecurity=False).hexdigest()[:12]}:{self.number}"
+        return step_name(self.family, self.number, queue)
+
+
+def step_name(family: tuple[Any, ...], number: int, queue: str = "") -> str:
+    """Return the name of a step in the steps note; the arguments are those of ``Step``."""
+    whole = "\n".join(map(str, (*family, queue)))
+    return f"{sha1(whole.encode(), usedforsecurity=False).hexdigest()[:12]}:{number}"
 
 
 def was_published(steps: str, name: str) -> bool:

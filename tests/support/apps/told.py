@@ -142,9 +142,9 @@ def store_result(self: Any, task_id: str, result: Any, state: str, **kwargs: Any
     return stored
 
 
-def fail_part(backend: Any, request: Any, exc: Exception) -> None:
+def fail_part(backend: Any, request: Any, exc: Exception, *steps: str) -> None:
     crossing("count")
-    _count(backend, request, exc)
+    _count(backend, request, exc, *steps)
     crossing("counted")
 
 
