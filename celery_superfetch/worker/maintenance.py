@@ -21,13 +21,12 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Collection
-from contextlib import suppress
 from functools import cache, partial
 from time import monotonic, time
 
 from celery import Celery
 from celery.utils.log import get_logger
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 from ..app.reaper import reaper_of, scheduled_pass_in_steps
 from ..model import fork_gate
@@ -42,6 +41,7 @@ from ..owner.process_owners import owners_of_process
 from ..reaper.drain import Steps
 from ..reaper.evidence import local_evidence
 from ..reaper.report import Report
+from ..store.redis.server import FULL_TEXT
 from ..store.redis.trouble import advice_on_refusal
 
 logger = one_line_each(get_logger(__name__))
@@ -203,8 +203,11 @@ class OwnerMaintenance:
         # Last: a server over its memory limit refuses the counts, which must not stop the rest.
         if now >= self._next_count and self.owner.executor.run_counts:
             self._next_count = now + self.reaper.config.heartbeat_interval
-            with suppress(OutOfMemoryError):
+            try:
                 self.owner.executor.run_counts.count(self.reaper.database)
+            except ResponseError as exc:
+                if FULL_TEXT not in str(exc):
+                    raise
 
     def collect_start_times(self) -> None:
         """Collect the start times of jobs that have run for longer than a heartbeat interval; the
