@@ -16,6 +16,9 @@ BY_HAND = {"retry"}
 GUARDED = {"heartbeat": {"zlexcount", "zrevrangebylex"}}
 
 
+#: How a script calls a command: by itself, or by a function of ``shared.lua``.
+CALLS = r"redis\.p?call\(|read_note\('\w+',|call_in_parts\("
+
 STORE = Path(celery_superfetch.__file__).parent / "store"
 
 
@@ -23,7 +26,7 @@ def scripts() -> dict[str, set[str]]:
     """Each script that workers run, and the commands in it."""
     return {
         path.stem: {
-            name.lower() for name in re.findall(r"redis\.p?call\(\s*'([A-Z]+)'", path.read_text())
+            name.lower() for name in re.findall(rf"(?:{CALLS})\s*'([A-Z]+)'", path.read_text())
         }
         for path in (STORE / "lua").glob("*.lua")
         if path.stem not in BY_HAND
