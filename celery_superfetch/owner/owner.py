@@ -332,8 +332,10 @@ class Owner:
     def has_many_refused(self) -> bool:
         """Return whether so many jobs wait for their requeue after a refusal, or for a deferred
         settlement, that this process may claim none (``REFUSED_MAX``)."""
-        # Other deferred calls, such as the requeues of killed greenlets, are made within a second.
-        return self.leases.refused_count + len(self.deferred_calls) >= REFUSED_MAX
+        count = self.leases.refused_count
+        if self.deferred_calls:  # mostly there is none, and each tick asks
+            count += self.leases.unsettled_run_count
+        return count >= REFUSED_MAX
 
     @property
     def has_deferred_calls(self) -> bool:
@@ -519,6 +521,7 @@ class Owner:
                 self.leases.requeue_all()
             elif self.leases.requeue_idle():
                 return
+            self._make_deferred_calls()  # a former name of this process has no job now
             self.leases.pending.lost_jobs.examine()
             self._lists_by_user.clear()
             self._end()
@@ -632,12 +635,17 @@ class Owner:
         registry = OwnerRegistry(self.database)
         states = registry.states([*self._former_names])
         names = [name for name, state in states.items() if state not in (None, "reaped")]
-        for record in registry.records(names).values():
-            self._leave_former_name(record)
+        # A call of its own for each name: one that the server refuses for good must not repeat the
+        # calls for the others.
+        self.deferred_calls.extend(
+            partial(self._leave_former_name, record) for record in registry.records(names).values()
+        )
 
     def _leave_former_name(self, record: OwnerRecord, held_before: int | None = None) -> None:
         """Requeue the jobs of a former name without a strike, and unregister it. A job that this
-        process still has is acked under that name; until then a deferred call tries again.
+        process still has is acked under that name; until then a deferred call tries again. The name
+        has no heartbeats meanwhile: observers on other hosts may declare it dead, and the job then
+        runs a second time, with a strike.
 
         Arguments:
             record: the record of the former name, as the server has it.

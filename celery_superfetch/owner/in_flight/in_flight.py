@@ -164,6 +164,12 @@ class InFlight:
             return 0
         return sum(lease.is_refused and lease.state is State.RETURNING for lease in self.leases)
 
+    @property
+    def unsettled_run_count(self) -> int:
+        """The number of jobs whose run has ended, and whose settlement is deferred: the server was
+        away or refused it."""
+        return sum(lease.runs and lease.has_run for lease in self.leases)
+
     def deadline(self, lease: Lease) -> float:
         """Return until when a job may begin (s of ``clock``). No peer can declare this owner dead
         before that. 0.0: the job may not begin now."""

@@ -52,6 +52,11 @@ class OlderData:
         assert not self.member.name
         self.member.join(1, {"mail": 0})
 
+    def catch_up(self) -> None:
+        """One call finds the former names, and the next ones leave them."""
+        self.member.catch_up()
+        self.member.catch_up()
+
     def owners(self) -> set[str]:
         return set(self.bench.registry.owners())
 
@@ -78,7 +83,7 @@ def test_a_former_name_is_left_and_its_jobs_go_back_without_a_strike(on, caplog)
     assert on.owners() == {former, on.member.name}, "the control"
     assert len(on.bench.held(former)) == 3
     caplog.set_level("INFO")
-    on.member.catch_up()
+    on.catch_up()
     assert on.owners() == {on.member.name}
     assert on.bench.held(former) == []
     assert on.bench.queue() == [payload("ran"), payload("waited")], "acked again, or requeued"
@@ -96,11 +101,11 @@ def test_a_name_that_was_lost_before_is_left_too(on):
     assert on.bench.mark(former)
     on.bench.reaper().reap()
     on.member.heartbeat()
-    on.member.catch_up()
+    on.catch_up()
     assert on.member.name != former
     on.come_back()
     on.member.heartbeat()
-    on.member.catch_up()
+    on.catch_up()
     assert on.owners() == {on.member.name}
     assert on.bench.queue() == [payload("waited")]
 
@@ -113,7 +118,7 @@ def test_a_process_that_joins_after_the_server_came_back_leaves_its_former_name(
     assert not on.member.name
     on.come_back()
     on.member.join(1, {"mail": 0})
-    on.member.catch_up()
+    on.catch_up()
     assert on.owners() == {on.member.name}
     assert on.bench.queue() == [payload("waited")]
 
@@ -126,11 +131,11 @@ def test_a_former_name_stays_while_a_job_of_it_runs_here(on):
     on.save()
     on.bench.client.flushdb()
     on.member.heartbeat()
-    on.member.catch_up()
+    on.catch_up()
     on.come_back()
     on.member.heartbeat()
-    on.member.catch_up()
-    on.member.catch_up()
+    on.catch_up()
+    on.catch_up()
     assert on.owners() == {former, on.member.name}
     assert on.bench.queue() == [payload("waited")], "the other one did not wait for it"
     on.bench.age(on.bench.record(former), 3 * 60_000)
@@ -139,8 +144,8 @@ def test_a_former_name_stays_while_a_job_of_it_runs_here(on):
     assert "former-owner" in codes
     assert "silent-owner" not in codes, "it would say to kill this process"
     on.driver.finish(runs)
-    on.member.catch_up()
-    on.member.catch_up()
+    on.catch_up()
+    on.catch_up()
     assert on.owners() == {on.member.name}
     assert on.bench.queue() == [payload("waited")]
 
@@ -160,3 +165,19 @@ def test_a_job_that_was_claimed_after_that_data_is_perhaps_on_its_queue(on, capl
     assert "may have come back with older data" in caplog.text
     assert "unless it is on its queue" in caplog.text
     assert on.bench.queue() == [payload("K")]
+
+
+def test_a_process_that_ends_with_a_job_of_a_former_name_leaves_that_name_too(on):
+    """A peer reported the death of a worker that had stopped in order."""
+    [ran] = on.claim("ran")
+    assert on.driver.start(ran.job)
+    on.driver.flush()
+    on.save()
+    assert on.bench.mark(on.member.name)
+    on.bench.reaper().reap()
+    on.member.heartbeat()
+    on.come_back()
+    on.member.heartbeat()
+    on.member.leave_for_good()
+    assert on.owners() == set()
+    assert on.bench.queue() == [payload("ran")]

@@ -191,6 +191,16 @@ def test_a_worker_holds_few_jobs_whose_settlement_is_refused(url, refusing):
         inbox.receive(REFUSED_MAX + 10)
 
 
+def test_other_deferred_calls_stop_no_claims(url, refusing):
+    """A hundred revokes did, on a server that refused to look for the revoked jobs."""
+    with consumer(url) as inbox:
+        owner = inbox.channel.owner
+        owner.deferred_calls.extend([lambda: None] * REFUSED_MAX)
+        assert not owner.has_many_refused
+        refusing.push("mail", payload(1))
+        inbox.receive(1)
+
+
 def test_a_job_that_has_not_run_is_requeued_when_its_deferred_move_is_refused(
     url, proxy: FaultProxy, refusing
 ):
