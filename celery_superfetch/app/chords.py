@@ -10,7 +10,8 @@ note on the server names as published, so that it is not sent twice.
 
 ``fail_part`` counts a part that never ran to its end. ``announcement`` calls it in the run of a
 notice, the job that announces a dead-lettered job; if that process dies, the notice is recovered,
-and calls it again. A chord whose body the dead-lettered job has published does not fail.
+and calls it again. A chord whose body the dead-lettered job has published as one message does not
+fail.
 ``worker/unknown_tasks.py`` calls it for a job that no worker can run, before it moves the job to
 the dead set: if the worker dies in between, the job is recovered, and its part still counts once.
 With ``unknown_tasks="discard"`` Celery has acked the job before the call: if the worker dies in
@@ -204,8 +205,8 @@ def fail_part(backend: Any, request: Any, exc: Exception, steps: str = "") -> No
     the process. Do nothing on a result backend that is not on Redis.
 
     Arguments:
-        steps: the steps note of the job. If it has the chord's body, the chord is ended, and has
-            not failed: the body runs.
+        steps: the steps note of the job. If it has the chord's body, a single message, the chord is
+            ended, and has not failed: the body runs.
     """
     if not (request.chord and is_on_redis(backend)):
         return
@@ -230,12 +231,15 @@ def parts_ahead(chain: Any) -> Iterator[Context]:
 
 
 def _was_body_published(body: Any, steps: str) -> bool:
-    """Return whether a steps note has the first message of a chord's body. The family of this step
-    has the group of the message if that is a part of a chord: of another one that the body is a
-    part of, or of one that the body begins with, whose header has the group's id."""
-    kwargs = body["kwargs"] if body.get("subtask_type") in CONTAINERS else {}
-    signatures = filter(None, (body, kwargs.get("header"), *kwargs.get("tasks", ())))
-    groups = {s["options"].get(id) for s in signatures for id in ("group_id", "task_id")}
+    """Return whether a steps note has a chord's body that is published as one message: a task, or a
+    chain that begins with one. Of a group, or of the header of a further chord, perhaps not all
+    messages were published: then the body has to fail.
+
+    The family of the step has the group of the message, if the body is a part of another chord."""
+    links = body["kwargs"]["tasks"] if body.get("subtask_type") == "chain" else [body]
+    if links[0].get("subtask_type") in CONTAINERS:
+        return False
+    groups = {signature["options"].get("group_id") for signature in (body, *links)}
     return any(was_published(steps, step_name(("chord", group), 0)) for group in {None, *groups})
 
 

@@ -33,7 +33,7 @@ from celery import Task
 from celery.app import trace
 
 from ..model.step import Phase, ids_of, running
-from .chords import is_on_redis
+from .chords import on_chord_part_return
 from .forked_children import call_body
 from .patient_calls import PATIENCE_S
 from .sender import release
@@ -147,9 +147,11 @@ def _hook_backend(backend: Any) -> None:
     backend.mark_as_done = _mark_as_done(backend.mark_as_done)
     backend.mark_as_failure = _mark_as_failure(backend.mark_as_failure)
     # If sending the body of a chord raised, Celery would delete the chord, and no later run could
-    # complete it. The function of ``chords`` keeps the chord.
-    patience_s = PATIENCE_S if is_on_redis(backend) else inf
+    # complete it. The function of ``chords`` keeps the chord. (A backend on Redis may lack it: a
+    # task may make one of its own in each process, which ``result_backends`` does not patch.)
     count = backend.on_chord_part_return
+    is_kept = getattr(count, "__func__", None) is on_chord_part_return
+    patience_s = PATIENCE_S if is_kept else inf
     backend.on_chord_part_return = _on_chord_part_return(count, patience_s)
 
 

@@ -383,7 +383,7 @@ def body_of(app: Celery, kind: str) -> Any:
     return body.set(link_error=[app.signature("errback").set(queue=NEXT)])
 
 
-#: Kinds of bodies; from each the first message of the body is found in the steps note.
+#: Kinds of bodies. A task and the first link of a chain are one message.
 BODIES: dict[str, Callable[[Any, Any], Any]] = {
     "task": lambda app, note: note,
     "group": lambda app, note: group([note, note.clone()], app=app),
@@ -403,7 +403,8 @@ def test_a_notice_fails_no_chord_whose_body_was_published(
     pool, monkeypatch, kind, inner, published
 ):
     """The part that had published it was killed before it ended the chord, and moved to the dead
-    set: the body was stored as failed, and its errbacks were sent, while it ran."""
+    set: the body was stored as failed, and its errbacks were sent, while it ran. A body of several
+    messages fails, since some may not have been published."""
     if kind == "chain" and not published and celery.VERSION < (5, 6):
         pytest.skip("Celery 5.5 stores no failure of a chain, which has no id there")
     note = pool.app.signature("note", immutable=True).set(queue=NEXT)
@@ -431,7 +432,7 @@ def test_a_notice_fails_no_chord_whose_body_was_published(
     assert not pool.bench.untold()
     _, _, embed = loads(base64.b64decode(loads(last.job.payload)["body"]))
     states = {AsyncResult(id, app=pool.app).state for id in ids_of(embed["chord"])}
-    if published:
+    if published and kind in ("task", "chain"):
         assert (names(pool), states) == (before_notice, {"PENDING"})
     else:
         assert "FAILURE" in states
