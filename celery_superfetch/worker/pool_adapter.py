@@ -201,13 +201,19 @@ class GreenletAdapter(PoolAdapter):
         return int(self.pool._pool.size)
 
     def accept_callback(self, request: Any) -> Callable[..., Any]:
-        return partial(self._accept, request.on_accepted)
+        return partial(self._accept, request)
 
-    def _accept(self, accept: Callable[..., Any], *args: Any) -> None:
-        """Call ``on_accepted`` to its end. Then raise what was to end the job: it does not run."""
-        ended_by = self.run_to_end(partial(accept, *args))
-        if ended_by is not None:
-            raise ended_by
+    def _accept(self, request: Any, *args: Any) -> None:
+        """Call ``on_accepted`` to its end. Then raise what was to end the job: it does not run. The
+        pool makes no callback for a job that Celery kills here, so this reports the outcome that
+        the pool reports of one that is killed in its run."""
+        ended_by = self.run_to_end(partial(request.on_accepted, *args))
+        if ended_by is None:
+            return
+        is_time_limit = isinstance(ended_by, import_module("gevent").Timeout)
+        if request.was_ended_by_celery and not (is_time_limit or request.acknowledged):
+            request.on_outcome((False, None, None))
+        raise ended_by
 
     def run_to_end(self, call: Callable[[], object]) -> BaseException | None:
         """Make the call in a greenlet of its own, and wait for it. The pool raises a hard time

@@ -289,6 +289,9 @@ class LeasedRequest(Request):
 
     def on_outcome(self, outcome: Any) -> None:
         """Settle the job by an outcome that the pool reports."""
+        # Here, and not in ``_settle_by``: a greenlet makes that call later, and a lost connection
+        # may cancel the job before.
+        self._settles = not isinstance(outcome, TooLate)
         call_back(self, self._settle_by, outcome)
 
     def on_lost(self, exc_info: Any) -> None:
@@ -298,6 +301,7 @@ class LeasedRequest(Request):
     def on_time_limit(self, soft: bool, timeout: float) -> None:
         """Settle the job at its hard time limit; log a soft one."""
         report = partial(self.on_timeout, soft=soft, timeout=timeout)
+        self._settles = self._settles or not soft  # here, as in ``on_outcome``
         call_back(self, report, is_end=not soft)
 
     def _settle_by(self, outcome: Any) -> None:
@@ -305,7 +309,6 @@ class LeasedRequest(Request):
         if isinstance(outcome, TooLate):
             gate.redispatch(self)
             return
-        self._settles = True
         error = error_of(outcome)
         if error is not None:
             self.on_failure(error)
@@ -521,7 +524,6 @@ class LeasedRequest(Request):
             return super().on_timeout(soft, timeout)
         if self._killed:
             return None  # its result says that it was killed; the timeout must not replace that
-        self._settles = True
         self._cut_short = f"hard time limit ({timeout} s)"
         try:
             return super().on_timeout(soft, timeout)

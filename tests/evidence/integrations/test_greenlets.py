@@ -7,6 +7,7 @@ import time
 import celery
 import pytest
 
+from support.servers.faults import kill_connections
 from support.waiting import always, eventually
 
 OPTIONS = {"strike_limit": 1, "heartbeat_interval": 1}
@@ -83,6 +84,30 @@ def test_a_job_whose_greenlet_celery_kills_gets_no_strike(worker, app, db, ledge
     assert not db.waiting()
     assert not db.counters()
     assert not db.stat("recovered")
+
+
+def test_a_job_that_is_cancelled_as_it_begins_is_requeued(worker, client, shop, ledger, db):
+    """The pool makes no callback for it: it stayed in flight for as long as its worker lived."""
+    conf = {"worker_cancel_long_running_tasks_on_connection_loss": True}
+    one = worker(pool="gevent", concurrency=2, env={"HAPPENS": "slow_start_events"}, conf=conf)
+    shop.note.delay("job")
+    eventually(lambda: ledger.starts().get("start"))
+    kill_connections(client)
+    one.wait_log("Terminating it instead")
+    ledger.release("start")
+    eventually(lambda: db.settled() and ledger.finishes())
+    assert ledger.runs()["job"] == 1
+    assert not db.counters()
+
+
+def test_a_job_that_is_revoked_as_it_begins_is_settled_although_that_cannot_be_stored(
+    worker, shop, ledger, db
+):
+    """It stayed in flight likewise."""
+    worker(pool="gevent", concurrency=2, env={"HAPPENS": "revoked_at_start"})
+    shop.note.delay("job")
+    eventually(lambda: db.settled() and not db.waiting())
+    assert not ledger.runs()
 
 
 def during_its_ack(worker, app, ledger, task="shop.note", without="", **limits):

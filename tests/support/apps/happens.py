@@ -532,3 +532,31 @@ def no_looks() -> None:
 def slow_recoveries() -> None:
     """Whoever hears of a recovered job takes a moment over it."""
     job_recovered.connect(lambda **_: time.sleep(0.01), weak=False)
+
+
+def slow_start_events() -> None:
+    """The event that a job has started waits to be let on."""
+    send = Request.send_event
+
+    def send_when_told(self: Any, type: str, **fields: Any) -> Any:
+        if type == "task-started":
+            until_released("start")
+        return send(self, type, **fields)
+
+    Request.send_event = send_when_told
+
+
+def revoked_at_start() -> None:
+    """A revoke that ends its run reaches a job as it begins, and cannot be stored."""
+    send = Request.send_event
+
+    def revoke_first(self: Any, type: str, **fields: Any) -> Any:
+        if type == "task-started":
+            self._terminate_on_ack = self.delivery.owner.executor.pool, "TERM"
+        return send(self, type, **fields)
+
+    def away(*_: Any, **__: Any) -> None:
+        time.sleep(0.1)  # another greenlet runs: the kill is on its way
+        raise redis.exceptions.ConnectionError("away")
+
+    Request.send_event, Backend.mark_as_revoked = revoke_first, away
