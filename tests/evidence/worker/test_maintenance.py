@@ -14,8 +14,8 @@ from redis.connection import parse_url
 
 import celery_superfetch
 from celery_superfetch.app.broker import config_of
-from celery_superfetch.model.outage import Outage
 from celery_superfetch.owner.owner import Owner
+from celery_superfetch.store.database import Database
 from celery_superfetch.worker import maintenance
 from celery_superfetch.worker.maintenance import MaintenanceThread, OwnerMaintenance
 from celery_superfetch.worker.run_counts import RunCounts
@@ -94,7 +94,7 @@ def test_an_outage_has_an_end_when_the_server_answers(asks, fresh_server, monkey
     monkeypatch.setattr(maintenance, "owners_of_process", lambda: [owner])
     caplog.set_level(logging.DEBUG, maintenance.logger.name)
     if not asks:
-        monkeypatch.setattr(Outage, "lasts", property(lambda outage: False))
+        monkeypatch.setattr(Database, "server_time", lambda database: 0)
 
     def lines(text: str, level: int = logging.DEBUG) -> int:
         logged = [one for one in caplog.records if one.levelno >= level]
