@@ -236,10 +236,14 @@ def _was_body_published(body: Any, steps: str) -> bool:
     messages were published: then the body has to fail.
 
     The family of the step has the group of the message, if the body is a part of another chord."""
-    links = body["kwargs"]["tasks"] if body.get("subtask_type") == "chain" else [body]
-    if links[0].get("subtask_type") in CONTAINERS:
+    first, signatures = body, [body]
+    while first.get("subtask_type") == "chain":
+        links = first["kwargs"]["tasks"]
+        first = links[0]
+        signatures += links
+    if first.get("subtask_type") in CONTAINERS:
         return False
-    groups = {signature["options"].get("group_id") for signature in (body, *links)}
+    groups = {signature["options"].get("group_id") for signature in signatures}
     return any(was_published(steps, step_name(("chord", group), 0)) for group in {None, *groups})
 
 

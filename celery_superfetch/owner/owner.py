@@ -464,6 +464,7 @@ class Owner:
         try:
             self._make_deferred_calls()
             self._settle()
+            self._make_deferred_calls()  # the first ones may have deferred others
             with self._lock:  # a channel that joins at this moment waits, and registers again
                 if not self._lists_by_user and self.name and self.leases.is_empty:
                     self._end(logging.DEBUG)

@@ -14,6 +14,7 @@ from celery_superfetch.inspector import Inspector
 from celery_superfetch.owner.owner import Owner
 from support.driver import Driver
 from support.servers.server import Server
+from support.waiting import eventually
 from support.workers.bench import Bench, payload
 
 
@@ -181,3 +182,20 @@ def test_a_process_that_ends_with_a_job_of_a_former_name_leaves_that_name_too(on
     on.member.leave_for_good()
     assert on.owners() == set()
     assert on.bench.queue() == [payload("ran")]
+
+
+def test_a_process_without_channels_leaves_a_former_name_before_its_own(on):
+    """It is registered until the job that ran at its last close has ended."""
+    [waited] = on.claim("waited")
+    on.save()
+    on.driver.requeue([waited.job])
+    on.renew_name()
+    [ran] = on.member.claim(["mail"], 1, 1).leases
+    assert on.driver.start(ran.job)
+    on.member.leave(1)
+    on.come_back()
+    on.member.heartbeat()
+    on.driver.finish(ran)
+    on.member.leave_later()
+    eventually(lambda: on.owners() == set())
+    assert on.bench.queue() == [payload("waited")]
