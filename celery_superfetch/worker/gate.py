@@ -290,15 +290,18 @@ class Gate(Executor):
             # Here and not in ``redispatch``: a thread may call that before ``execute_using_pool``
             # has set this attribute.
             request._apply_result = None
-            self._waiting.append(request)
+            # First in the queue: the jobs behind it were sent later. At the end of the queue it
+            # would wait for all that were claimed meanwhile, and then may come too late again.
+            self._waiting.appendleft(request)
         if not self.green:
             self.pump()
         elif self._waiting:  # this runs in gevent's hub, which must not block
             self.pool.spawn_n(self.pump)
 
     def redispatch(self, request: Any) -> None:
-        """Queue a job for a slot again as soon as it has left the pool: its pool process
-        received it after the deadline, and did not run it. ``LeasedRequest`` calls this.
+        """Queue a job for a slot again, before the others, as soon as it has left the pool: its
+        pool process received it after the deadline, and did not run it. ``LeasedRequest`` calls
+        this.
 
         If the channel of the job is closed (its connection was lost), requeue the job instead.
         Celery forgets at each lost connection which requests wait for a slot, so that this worker

@@ -120,6 +120,22 @@ def test_who_comes_too_late_is_handed_over_again(started, shop, ledger, db, monk
     assert ledger.runs() == {"a": 1}
 
 
+@pytest.mark.parametrize("pool", ["prefork", *HERE])
+def test_who_comes_too_late_stays_ahead_of_those_that_were_sent_later(
+    started, shop, ledger, db, monkeypatch, pool
+):
+    """It went to the end: a pool whose processes load slowly began it after jobs that were sent a
+    minute later."""
+    gate = started(pool)
+    late(gate, monkeypatch)
+    with paused(gate):
+        for job in ("a", "b", "c"):
+            shop.note.delay(job)
+        waits(gate, 3)
+    eventually(lambda: at_rest(gate) and db.settled())
+    assert ledger.told("started") == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_until_then_it_waits_and_nobody_takes_it_for_one_that_runs(
     started, shop, ledger, db, monkeypatch, pool
